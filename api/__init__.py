@@ -1,0 +1,1 @@
+"""The doors: command line, HTTP server, offline LLM class, benchmarks."""

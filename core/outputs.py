@@ -1,0 +1,68 @@
+"""What a caller of the engine receives."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token's log probability before temperature, penalties and filters."""
+
+    logprob: float
+    rank: int | None
+    """1 for the most likely token."""
+    decoded_token: str | None = None
+    """The token's own text; a token that holds part of a character shows U+FFFD."""
+    token_bytes: bytes | None = None
+    """The token's exact bytes."""
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Log probabilities at one position: the chosen (or given) token first, then the best ones, best first."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the ``n`` completions of a request. Under DELTA, text, ids and logprobs hold only what is new."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    """``stop``, ``length`` or ``abort``; None while it goes on."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that matched; None for an end token."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestTimings:
+    """When things happened to a request, in seconds of ``time.time()``; None until they do."""
+
+    arrival: float
+    queued: float | None = None
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The state of one request: its prompt and its completions."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    num_generated_tokens: int = 0
+    """Tokens generated so far over all completions."""
+    timings: RequestTimings = field(default_factory=lambda: RequestTimings(0.0))

@@ -1,0 +1,1 @@
+"""One request's journey and the process border: AsyncLLM, EngineCore, clients, detokenizer."""

@@ -1,0 +1,1 @@
+"""Places workers: in this process, in many processes, or simulated."""

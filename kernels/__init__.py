@@ -1,0 +1,1 @@
+"""One file per fused operation: its torch reference and, beside it, its Triton kernel."""

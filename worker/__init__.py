@@ -1,0 +1,1 @@
+"""Runs the model: runner, input batch, models, layers, sampler, loading."""
