@@ -1,0 +1,193 @@
+"""What ``config.json`` says about a model, read without torch or transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import CheckpointError, ConfigurationError, UnsupportedModelError
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+DTYPES = ("float32", "bfloat16", "float16")
+
+# What Hugging Face's configuration classes assume when config.json leaves a field out.
+_TIED_BY_DEFAULT = {"LlamaForCausalLM": False, "Qwen2ForCausalLM": False, "Qwen3ForCausalLM": False}
+_ATTENTION_BIAS_BY_DEFAULT = {"Qwen2ForCausalLM": True}
+
+
+class RopeConfig(msgspec.Struct, frozen=True):
+    """Rotary embedding: its kind, base and the parameters of the kind."""
+
+    kind: str = "default"
+    theta: float = 10000.0
+    parameters: dict[str, Any] = {}
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> "RopeConfig":
+        """Read ``rope_parameters`` (Transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
+        parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        theta = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+        kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+        parameters.pop("type", None)
+        if kind not in ROPE_KINDS:
+            raise UnsupportedModelError(f"rope kind {kind!r} is not supported; known are {', '.join(ROPE_KINDS)}")
+        return cls(kind, float(theta), parameters)
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder model's shape, and how it is to be run."""
+
+    path: str
+    """Folder with ``config.json``, the weights and (unless the tokenizer is elsewhere) the tokenizer."""
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    hidden_act: str
+    tie_word_embeddings: bool
+    attention_bias: bool
+    """q, k and v projections have a bias."""
+    attention_out_bias: bool
+    mlp_bias: bool
+    max_position: int
+    """Positions that the model was made for."""
+    rope: RopeConfig
+    sliding_window: int | None = None
+    eos_token_ids: list[int] = []
+    """End tokens of ``generation_config.json``, else of ``config.json``."""
+    default_sampling: dict[str, Any] = {}
+    """Sampling defaults of ``generation_config.json``: temperature, top_p, top_k, repetition_penalty."""
+    weights_dtype: str = "float32"
+    """The dtype that config.json names for the weights on disk."""
+    dtype: str = "float32"
+    """The dtype that the model computes in."""
+    max_model_len: int = 2048
+    """Most tokens, prompt and output together, of one request."""
+    quantization: str | None = None
+    hf: dict[str, Any] = {}
+    """config.json as it is, for what an architecture reads beyond the fields above."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes over all layers."""
+        width = 4 if self.dtype == "float32" else 2
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * width
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ``CheckpointError`` that names the file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return value
+
+
+def read_model_config(
+    folder: Path,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    quantization: str | None = None,
+    prefer_bfloat16: bool = False,
+) -> ModelConfig:
+    """Read ``config.json`` and ``generation_config.json`` of a model folder.
+
+    ``dtype`` ``auto`` takes the dtype of the weights, or bfloat16 for float32 weights where the device is faster
+    with it (``prefer_bfloat16``). Raises ``CheckpointError``, ``UnsupportedModelError`` or ``ConfigurationError``.
+    """
+    config = load_json(folder / "config.json")
+    architectures = config.get("architectures") or []
+    if len(architectures) != 1:
+        raise CheckpointError(f"{folder / 'config.json'} names no single architecture: {architectures!r}")
+    generation = load_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
+    heads = _required(config, "num_attention_heads", folder)
+    hidden = _required(config, "hidden_size", folder)
+    max_position = int(config.get("max_position_embeddings") or 2048)
+    architecture = str(architectures[0])
+    bias = bool(config.get("attention_bias", _ATTENTION_BIAS_BY_DEFAULT.get(architecture, False)))
+    weights_dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    return ModelConfig(
+        path=str(folder),
+        architecture=architecture,
+        model_type=str(config.get("model_type", "")),
+        vocab_size=_required(config, "vocab_size", folder),
+        hidden_size=hidden,
+        intermediate_size=_required(config, "intermediate_size", folder),
+        num_layers=_required(config, "num_hidden_layers", folder),
+        num_heads=heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        hidden_act=str(config.get("hidden_act", "silu")),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", _TIED_BY_DEFAULT.get(architecture, False))),
+        attention_bias=bias,
+        attention_out_bias=bias and architecture != "Qwen2ForCausalLM",
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        max_position=max_position,
+        rope=RopeConfig.from_hf(config),
+        sliding_window=config.get("sliding_window") if config.get("use_sliding_window", True) else None,
+        eos_token_ids=_end_tokens(generation, config),
+        default_sampling=_default_sampling(generation),
+        weights_dtype=weights_dtype,
+        dtype=_compute_dtype(dtype, weights_dtype, prefer_bfloat16),
+        max_model_len=_context(config, max_position, max_model_len),
+        quantization=quantization,
+        hf=config,
+    )
+
+
+def _required(config: dict[str, Any], name: str, folder: Path) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"{folder / 'config.json'}: {name} must be a positive integer, not {value!r}")
+    return value
+
+
+def _end_tokens(generation: dict[str, Any], config: dict[str, Any]) -> list[int]:
+    for source in (generation, config):
+        ids = source.get("eos_token_id")
+        if ids is not None:
+            return [int(i) for i in (ids if isinstance(ids, list) else [ids])]
+    return []
+
+
+def _default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: generation[name] for name in names if generation.get(name) is not None}
+
+
+def _compute_dtype(asked: str, weights: str, prefer_bfloat16: bool) -> str:
+    if asked != "auto":
+        if asked not in DTYPES:
+            raise ConfigurationError(f"--dtype must be auto, {', '.join(DTYPES)}, not {asked!r}")
+        return asked
+    if prefer_bfloat16:
+        return "bfloat16"
+    return weights if weights in DTYPES else "float32"
+
+
+def _context(config: dict[str, Any], max_position: int, asked: int | None) -> int:
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type")
+    limit = max_position
+    if kind in ("linear", "dynamic", "yarn") and "original_max_position_embeddings" not in scaling:
+        # The factor stretches the positions that the model was trained on; llama3 counts them already.
+        limit = int(max_position * float(scaling.get("factor", 1.0)))
+    if asked is None:
+        return limit
+    if asked < 1:
+        raise ConfigurationError(f"--max-model-len must be at least 1, not {asked}")
+    if asked > limit:
+        raise ConfigurationError(f"--max-model-len {asked} is over the model's own limit of {limit} positions")
+    return asked
