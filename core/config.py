@@ -83,5 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceConfig
     tokenizer: str | None = None
     """Folder of the tokenizer; None when it was not wanted (``skip_tokenizer_init``)."""
+    max_model_len_given: bool = False
+    """The user asked for this context; then a KV cache that cannot hold it is an error."""
     max_logprobs: int = 20
     log_requests: bool = True

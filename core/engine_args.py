@@ -141,6 +141,7 @@ class EngineArgs:
                 load_format=self.load_format,
                 seed=self.seed,
             ),
+            max_model_len_given=self.max_model_len is not None,
             max_logprobs=self.max_logprobs,
             log_requests=not self.disable_log_requests,
         )

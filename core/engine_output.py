@@ -1,0 +1,102 @@
+"""Messages from the EngineCore to an API process: one batch of deltas per step and client."""
+
+from typing import Any
+
+import msgspec
+
+from .stats import SchedulerStats
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request was scheduled for the first time (or again, after a preemption)."""
+
+    handle: int
+    time: float
+    num_cached_tokens: int
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """A request ended. Its last token, if any, is among the deltas of the same message."""
+
+    handle: int
+    reason: str
+    """``stop``, ``length``, ``abort`` or ``error``."""
+    stop_token: int | None = None
+    """The stop token that matched; None for an end token."""
+    num_preemptions: int = 0
+    error: str | None = None
+
+
+class TokenLogprobsDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log probabilities of the token at ``index`` in this message's deltas: the chosen one first, then the best."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class PromptLogprobsDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log probabilities of prompt tokens from ``start`` on. A later message may begin before an earlier one's end
+    (after a preemption) and then replaces what it repeats."""
+
+    handle: int
+    start: int
+    token_ids: list[list[int]]
+    logprobs: list[list[float]]
+    ranks: list[int]
+
+
+class UtilityResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The answer to a ``UtilityCall``."""
+
+    call_id: int
+    result: Any = None
+    error: str | None = None
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):
+    """All that one step means for one client. ``handles[i]`` got the token ``token_ids[i]``."""
+
+    time: float
+    handles: bytes = b""
+    """int32, native order."""
+    token_ids: bytes = b""
+    """int32, native order."""
+    started: list[Started] = []
+    finished: list[Finished] = []
+    logprobs: list[TokenLogprobsDelta] = []
+    prompt_logprobs: list[PromptLogprobsDelta] = []
+    results: list[UtilityResult] = []
+    stats: SchedulerStats | None = None
+
+
+class EngineHello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="hello"):
+    """First message of an engine: both sockets are connected."""
+
+    pid: int
+
+
+class EngineReady(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ready"):
+    """The model is loaded and requests can be taken."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    """Tokens that one request may have: the configured limit, or what the pool holds if that is less."""
+    phases: dict[str, float]
+    """Seconds that each phase of the start took, in order."""
+    attention_backend: str
+    memory: dict[str, int]
+    """The memory ledger: bytes of weights, KV cache and so on."""
+
+
+class EngineFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="failed"):
+    """The engine is about to end with this cause."""
+
+    message: str
+    configuration: bool
+    """True if the user's settings or files are the cause, so that the message alone is what helps."""
+
+
+EngineCoreMessage = EngineCoreOutputs | EngineHello | EngineReady | EngineFailed

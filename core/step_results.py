@@ -1,0 +1,132 @@
+"""What a step drew becomes known tokens, ends of requests, and one batch of deltas for each client."""
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .engine_output import EngineCoreOutputs, Finished, PromptLogprobsDelta, TokenLogprobsDelta
+from .request import Request, RequestStatus
+from .stats import SchedulerStats
+from .step import ModelRunnerOutput
+
+if TYPE_CHECKING:
+    from .scheduler import Batch, Scheduler
+
+
+class StepResults:
+    """Applies results to a scheduler's state, in the order in which the steps were scheduled."""
+
+    def __init__(self, scheduler: "Scheduler", num_clients: int) -> None:
+        self._scheduler = scheduler
+        self._num_clients = num_clients
+
+    def update(self, output: ModelRunnerOutput) -> list[EngineCoreOutputs]:
+        """Take in the results of the oldest batch in flight. Returns one message for each client, by index."""
+        scheduler = self._scheduler
+        slots = scheduler.slots
+        batch = scheduler.batch_done()
+        assert batch.step == output.step, f"results of step {output.step} came when step {batch.step} was due"
+        alive = slots.epoch[batch.rows] == batch.epochs
+        rows, tokens = batch.rows, output.token_ids
+        if not alive.all():
+            rows, tokens = rows[alive], tokens[alive]
+        slots.token_ids[rows, slots.num_tokens[rows]] = tokens
+        slots.num_tokens[rows] += 1
+        slots.num_in_flight[rows] -= 1
+
+        messages = self._messages(batch, rows, tokens)
+        if output.logprobs:
+            self._add_logprobs(messages, output, alive, slots.client[rows])
+        if output.prompt_logprobs:
+            self._add_prompt_logprobs(messages, output, batch)
+        ends = slots.watched[tokens] | (slots.num_tokens[rows] >= slots.max_total[rows])
+        for row in np.flatnonzero(ends).tolist():
+            self._end(int(rows[row]), int(tokens[row]), messages)
+        self._add_stats(messages, batch, len(tokens))
+        return messages
+
+    def _messages(self, batch: "Batch", rows: np.ndarray, tokens: np.ndarray) -> list[EngineCoreOutputs]:
+        now = time.time()
+        handles = self._scheduler.slots.handle[rows]
+        if self._num_clients == 1:
+            messages = [EngineCoreOutputs(now, handles.tobytes(), tokens.tobytes())]
+        else:
+            clients = self._scheduler.slots.client[rows]
+            messages = [
+                EngineCoreOutputs(now, handles[clients == client].tobytes(), tokens[clients == client].tobytes())
+                for client in range(self._num_clients)
+            ]
+        if batch.started:
+            client_of = {request.handle: request.client_index for _, request in batch.chunks}
+            for started in batch.started:
+                message = messages[client_of[started.handle]]
+                message.started = [*message.started, started]
+        return messages
+
+    def _end(self, slot: int, token: int, messages: list[EngineCoreOutputs]) -> None:
+        """End the request if this token, or its length, is its end."""
+        slots = self._scheduler.slots
+        request = slots.request_at(slot)
+        num_output = int(slots.num_tokens[slot]) - request.num_prompt_tokens
+        stop_token = None
+        if token in request.stop_token_ids and num_output >= request.params.min_tokens:
+            status = RequestStatus.FINISHED_STOPPED
+            stop_token = token if token in request.params.stop_token_ids else None
+        elif slots.num_tokens[slot] >= slots.max_total[slot]:
+            status = RequestStatus.FINISHED_LENGTH
+        else:
+            return
+        self._scheduler.finish(request, status)
+        finished = Finished(request.handle, status.reason, stop_token, request.num_preemptions)
+        message = messages[request.client_index]
+        message.finished = [*message.finished, finished]
+
+    def _add_logprobs(
+        self, messages: list[EngineCoreOutputs], output: ModelRunnerOutput, alive: np.ndarray, clients: np.ndarray
+    ) -> None:
+        # A row's place among the deltas of its own client, once dropped rows are gone.
+        kept = np.cumsum(alive) - 1
+        place = np.empty(len(clients), dtype=np.int64)
+        for client in range(self._num_clients):
+            mine = clients == client
+            place[mine] = np.arange(int(mine.sum()))
+        for entry in output.logprobs:
+            if alive[entry.row]:
+                row = kept[entry.row]
+                delta = TokenLogprobsDelta(int(place[row]), entry.token_ids, entry.logprobs, entry.rank)
+                message = messages[clients[row]]
+                message.logprobs = [*message.logprobs, delta]
+
+    def _add_prompt_logprobs(
+        self, messages: list[EngineCoreOutputs], output: ModelRunnerOutput, batch: "Batch"
+    ) -> None:
+        owners: dict[int, Request] = dict(batch.chunks)
+        for entry in output.prompt_logprobs:
+            request = owners[entry.slot]
+            if request.status is RequestStatus.RUNNING and request.slot == entry.slot:
+                delta = PromptLogprobsDelta(request.handle, entry.start, entry.token_ids, entry.logprobs, entry.ranks)
+                message = messages[request.client_index]
+                message.prompt_logprobs = [*message.prompt_logprobs, delta]
+
+    def _add_stats(self, messages: list[EngineCoreOutputs], batch: "Batch", num_drawn: int) -> None:
+        stats = self.stats(batch.step, batch.num_prompt_tokens, num_drawn, time.perf_counter() - batch.time)
+        for message in messages:
+            message.stats = stats
+
+    def stats(self, step: int, num_prompt: int = 0, num_drawn: int = 0, seconds: float = 0.0) -> SchedulerStats:
+        """The scheduler's state now, and what the given step did."""
+        scheduler = self._scheduler
+        return SchedulerStats(
+            step=step,
+            num_running=scheduler.num_running,
+            num_waiting=len(scheduler.waiting),
+            num_free_blocks=scheduler.kv.num_free,
+            num_blocks=scheduler.kv.pool.num_usable,
+            num_prompt_tokens=num_prompt,
+            num_generated_tokens=num_drawn,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_queries=scheduler.kv.prefix_queries,
+            prefix_hits=scheduler.kv.prefix_hits,
+            step_seconds=seconds,
+        )

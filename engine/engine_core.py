@@ -1,0 +1,128 @@
+"""The heart: schedule, execute, update, over and over."""
+
+import logging
+import time
+from concurrent.futures import Future
+
+import msgspec
+
+from ..core.config import EngineConfig
+from ..core.engine_input import AbortRequests, EngineCoreRequest
+from ..core.engine_output import EngineCoreOutputs, EngineReady
+from ..core.errors import ConfigurationError
+from ..core.request import Request
+from ..core.scheduler import Scheduler
+from ..core.step import ModelRunnerOutput
+from ..executor.executor import Executor
+
+logger = logging.getLogger("octavo.engine")
+
+
+class EngineCore:
+    """Owns the scheduler and the executor. Not thread-safe: one thread steps it.
+
+    How two steps overlap (the plain twin does one column after the other):
+
+        host     schedule 1 | schedule 2  .  update 1 | schedule 3  .  update 2 | ...
+        device              [====== step 1 ======][====== step 2 ======][====== step 3 ...
+                                         drawn tokens stay on the device and feed the next step
+    """
+
+    def __init__(self, config: EngineConfig, executor: Executor, num_clients: int = 1) -> None:
+        self.executor = executor
+        self.phases: dict[str, float] = {}
+        began = time.perf_counter()
+        self.phases |= executor.call("load")[0]
+        num_blocks = config.cache.num_blocks or min(executor.call("num_blocks"))
+        self.config = _fit(config, num_blocks)
+        loaded = time.perf_counter()
+        self.memory = executor.call("allocate", num_blocks)[0]
+        self.phases["kv cache"] = time.perf_counter() - loaded
+        logger.info("engine loaded in %.2f s, %d KV blocks", time.perf_counter() - began, num_blocks)
+        self.scheduler = Scheduler(self.config, num_clients)
+        self._pending: Future[ModelRunnerOutput] | None = None
+        self.step = self._step_overlapped if config.scheduler.overlap else self._step_plain
+
+    @property
+    def ready(self) -> EngineReady:
+        """What clients are told once the engine can take requests."""
+        return EngineReady(
+            num_blocks=self.scheduler.kv.pool.num_usable,
+            block_size=self.config.cache.block_size,
+            max_model_len=self.config.scheduler.max_model_len,
+            phases=self.phases,
+            attention_backend=self.config.device.attention_backend,
+            memory=self.memory,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """True while a step can do anything."""
+        return self.scheduler.has_requests
+
+    def prepare(self, message: EngineCoreRequest) -> Request:
+        """Everything about a new request that needs no scheduler state (block hashes); any thread may do it."""
+        return Request(message, self.config.cache.block_size)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a prepared request."""
+        self.scheduler.add_request(request)
+
+    def abort(self, message: AbortRequests) -> None:
+        """Stop requests, wherever they are."""
+        for handle in message.handles:
+            self.scheduler.abort(message.client_index, handle)
+
+    def _step_plain(self) -> list[EngineCoreOutputs]:
+        """One step from schedule to update. One message for each client; empty if nothing ran."""
+        output = self.scheduler.schedule()
+        if output is None:
+            return []
+        return self.scheduler.update(self.executor.execute(output).result())
+
+    def _step_overlapped(self) -> list[EngineCoreOutputs]:
+        """Schedule and start the next step, then take in the one before."""
+        output = self.scheduler.schedule()
+        started = self.executor.execute(output) if output is not None else None
+        pending, self._pending = self._pending, started
+        if pending is None:
+            return []
+        return self.scheduler.update(pending.result())
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self.scheduler.kv.reset_prefix_cache()
+
+    def request_timeline(self, request_id: str) -> list[tuple[float, str, str]]:
+        """(time, kind, reason) of everything that happened to an unfinished request; empty if it is unknown."""
+        for request in self.scheduler.requests:
+            if request.request_id == request_id:
+                return [tuple(event) for event in request.events]
+        return []
+
+    def check_integrity(self) -> None:
+        """Assert all invariants of the scheduler and the KV cache."""
+        self.scheduler.check_integrity()
+
+    def shutdown(self) -> None:
+        """End the workers."""
+        self.executor.shutdown()
+
+
+def _fit(config: EngineConfig, num_blocks: int) -> EngineConfig:
+    """The configuration with its number of blocks, and the context cut to what the pool can hold.
+
+    A context that the user asked for and that does not fit is an error; the model's own limit is lowered instead.
+    """
+    cache = msgspec.structs.replace(config.cache, num_blocks=num_blocks)
+    capacity = (num_blocks - 1) * cache.block_size
+    scheduler = config.scheduler
+    if capacity < scheduler.max_model_len:
+        if config.max_model_len_given:
+            raise ConfigurationError(
+                f"the KV cache holds {capacity} tokens, less than --max-model-len {scheduler.max_model_len}; lower it "
+                f"to at most {capacity} or raise --kv-cache-memory-bytes"
+            )
+        logger.warning("context cut from %d to %d tokens: the KV cache holds no more", scheduler.max_model_len, capacity)
+        scheduler = msgspec.structs.replace(scheduler, max_model_len=capacity)
+    return msgspec.structs.replace(config, cache=cache, scheduler=scheduler)

@@ -1,0 +1,47 @@
+"""What an executor needs of a worker, and how it finds the class."""
+
+from importlib import import_module
+from typing import Protocol
+
+from ..core.config import EngineConfig
+from ..core.errors import ConfigurationError
+from ..core.step import ModelRunnerOutput, SchedulerOutput
+
+
+class WorkerProtocol(Protocol):
+    """One rank: loads its part of the model and runs steps on its device."""
+
+    def load(self) -> dict[str, float]:
+        """Load the weights. Returns the seconds that each phase took."""
+        ...
+
+    def num_blocks(self) -> int:
+        """KV-cache blocks that fit this rank's memory."""
+        ...
+
+    def allocate(self, num_blocks: int) -> dict[str, int]:
+        """Allocate the KV cache. Returns the memory ledger in bytes."""
+        ...
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the rank holds."""
+        ...
+
+
+class WorkerFactory(Protocol):
+    """A worker class."""
+
+    def __call__(self, config: EngineConfig, rank: int) -> WorkerProtocol: ...
+
+
+def worker_factory(path: str) -> WorkerFactory:
+    """The class named by ``module:name``. Raises ``ConfigurationError`` if there is none."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"worker class {path!r} cannot be loaded: {error}") from error
