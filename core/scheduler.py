@@ -337,6 +337,8 @@ class Scheduler:
         )
         self._released = []
         self._log.step(output, len(decodes), len(self.waiting), self.kv.num_free)
+        if self.config.check_integrity:
+            self.check_integrity()
         return output
 
     def _commit_prefills(self, plan: _Plan) -> tuple[list[Chunk], list[int]]:

@@ -181,6 +181,18 @@ def test_an_abort_between_two_overlapping_steps_frees_everything_once() -> None:
         simulation.assert_all_free()
 
 
+def test_blocks_of_an_aborted_request_stay_held_until_the_batch_in_flight_is_done() -> None:
+    simulation = Simulation(make_config(num_blocks=17, block_size=4, overlap=True, caching=False))
+    simulation.add(0, [1] * 9, max_tokens=20)
+    simulation.step()
+    pool = simulation.scheduler.kv.pool
+    before = pool.num_free
+    simulation.scheduler.abort(0, 0)
+    assert pool.num_free == before and simulation.scheduler.kv.num_retiring == 3
+    simulation.step()
+    assert pool.num_free == before + 3 and simulation.scheduler.kv.num_retiring == 0
+
+
 def test_a_resumed_request_goes_on_where_it_stopped() -> None:
     whole = continuation([4, 5, 6], 12, 3, VOCAB)
     simulation = Simulation(make_config())
