@@ -1,0 +1,159 @@
+"""Child processes that never outlive their parent and never block its end.
+
+    parent                                       child
+    ------                                       -----
+    Popen(own process group) ------------------> run_child(): ask the kernel for SIGKILL when the parent dies
+    payload --> child's standard input --------> read the payload, then watch the pipe: end of file = end
+    thread: wait() --> on_exit(code)             entry(payload, descriptors)
+    stop(): close the pipe, wait, then kill
+
+A fresh interpreter is started (no fork, no import of the user's main module), so programs need no guard around
+``LLM(...)``. The child is in a process group of its own: Ctrl-C in a terminal reaches only the parent, which decides.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+logger = logging.getLogger("octavo.process")
+
+_PR_SET_PDEATHSIG = 1
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
+    "from octavo.executor.child_process import run_child; run_child()"
+)
+_LENGTH = struct.Struct("<Q")
+
+on_parent_death: list[Callable[[], None]] = []
+"""Called in a child, before it ends, when its parent is gone: what must be removed from the file system."""
+
+
+class ChildProcess:
+    """One child. ``entry`` is ``module:function``, called there as ``function(payload, fds)``."""
+
+    def __init__(
+        self,
+        name: str,
+        entry: str,
+        payload: bytes,
+        pass_fds: Sequence[int] = (),
+        on_exit: Callable[[int], None] | None = None,
+    ) -> None:
+        self.name = name
+        paths = [path for path in sys.path if path]
+        command = [sys.executable, "-P", "-c", _BOOT, f"octavo-{name}", json.dumps(paths), entry]
+        # The kernel ties the death signal to the thread that starts the child. Only the main thread lasts as long as
+        # the process; a child of another thread has the pipe alone.
+        tied = threading.current_thread() is threading.main_thread()
+        options = json.dumps({"parent": os.getpid() if tied else None, "fds": list(pass_fds)})
+        self._process = subprocess.Popen(
+            [*command, options],
+            stdin=subprocess.PIPE,
+            pass_fds=tuple(pass_fds),
+            process_group=0,
+        )
+        self.pid = self._process.pid
+        self._send(payload)
+        self._on_exit = on_exit
+        self._waiter = threading.Thread(target=self._wait, name=f"octavo-wait-{name}", daemon=True)
+        self._waiter.start()
+
+    def _send(self, payload: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(_LENGTH.pack(len(payload)) + payload)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it is gone already; wait() tells
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        if self._on_exit is not None:
+            self._on_exit(code)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode
+
+    def stop(self, grace_seconds: float = 2.0) -> None:
+        """Let it end by itself, then by force. Returns when it is gone. May be called twice."""
+        self.release()
+        self._waiter.join(grace_seconds)
+        if self._waiter.is_alive():
+            logger.warning("%s (pid %d) did not end within %g s and is killed", self.name, self.pid, grace_seconds)
+            self.kill()
+            self._waiter.join()
+
+    def release(self) -> None:
+        """Close the pipe: the child ends by itself as soon as it notices."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def run_child() -> None:
+    """The first thing a child does; arguments and payload come from ``ChildProcess``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, _, entry, options = sys.argv[1:]
+    wanted = json.loads(options)
+    if wanted["parent"] is not None:
+        _die_with_parent(wanted["parent"])
+    stream = os.fdopen(0, "rb", buffering=0, closefd=False)
+    (length,) = _LENGTH.unpack(_read_exactly(stream.fileno(), _LENGTH.size))
+    payload = _read_exactly(stream.fileno(), length)
+    watcher = threading.Thread(target=_watch_parent, args=(stream.fileno(),), name="octavo-watch-parent", daemon=True)
+    watcher.start()
+    module, _, function = entry.partition(":")
+    getattr(import_module(module), function)(payload, wanted["fds"])
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os._exit(1)
+
+
+def _read_exactly(fd: int, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = os.read(fd, count - len(data))
+        if not piece:
+            os._exit(1)
+        data += piece
+    return bytes(data)
+
+
+def _watch_parent(fd: int) -> None:
+    """Blocks until the parent closes the pipe or is gone, then ends this process, whatever it is doing."""
+    while os.read(fd, 4096):
+        pass
+    for action in on_parent_death:
+        action()
+    os._exit(0)
