@@ -84,8 +84,8 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r
     block_size: int
     max_model_len: int
     """Tokens that one request may have: the configured limit, or what the pool holds if that is less."""
-    phases: dict[str, float]
-    """Seconds that each phase of the start took, in order."""
+    marks: dict[str, float]
+    """When each step of the start was done, in seconds of ``time.time()``."""
     attention_backend: str
     memory: dict[str, int]
     """The memory ledger: bytes of weights, KV cache and so on."""

@@ -1,19 +1,19 @@
 """Everything Octavo raises on purpose. Each message says what happened and what to change.
 
-    OctavoError
-    |-- ConfigurationError            a setting at start; the process ends with this one line
-    |   |-- CheckpointError           model files missing, broken or not what config.json promises
-    |   `-- UnsupportedModelError     an architecture or feature that Octavo has no code for
-    |-- RequestError                  a client's request: HTTP 400 in OpenAI's shape
-    |   |-- ContextLengthError        the prompt, or prompt plus output, exceeds the context
-    |   |-- UnsupportedFieldError     a field that is known, but not offered here
-    |   |-- UnknownModelError         404
-    |   |-- BodyTooLargeError         413
-    |   `-- OverloadedError           429
-    `-- EngineError                   the engine, not the request: HTTP 5xx
-        |-- EngineStartError          the engine did not come up
-        |-- EngineDeadError           the engine is gone; requests in flight end with this
-        `-- RequestFailedError        this one request failed inside the engine
+OctavoError
+|-- ConfigurationError            a setting at start; the process ends with this one line
+|   |-- CheckpointError           model files missing, broken or not what config.json promises
+|   `-- UnsupportedModelError     an architecture or feature that Octavo has no code for
+|-- RequestError                  a client's request: HTTP 400 in OpenAI's shape
+|   |-- ContextLengthError        the prompt, or prompt plus output, exceeds the context
+|   |-- UnsupportedFieldError     a field that is known, but not offered here
+|   |-- UnknownModelError         404
+|   |-- BodyTooLargeError         413
+|   `-- OverloadedError           429
+`-- EngineError                   the engine, not the request: HTTP 5xx
+    |-- EngineStartError          the engine did not come up
+    |-- EngineDeadError           the engine is gone; requests in flight end with this
+    `-- RequestFailedError        this one request failed inside the engine
 """
 
 

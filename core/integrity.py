@@ -71,9 +71,7 @@ def _check_counters(scheduler: "Scheduler") -> None:
         assert slots.num_tokens[slot] < slots.max_total[slot], f"{request.request_id} should have ended"
         assert slots.num_tokens[slot] + slots.num_in_flight[slot] <= slots.max_total[slot], "drawn past the limit"
     flying = Counter(
-        int(slot)
-        for batch in scheduler.in_flight
-        for slot in batch.rows[slots.epoch[batch.rows] == batch.epochs]
+        int(slot) for batch in scheduler.in_flight for slot in batch.rows[slots.epoch[batch.rows] == batch.epochs]
     )
     for request in running:
         assert slots.num_in_flight[request.slot] == flying[request.slot], f"{request.request_id} lost a token in flight"

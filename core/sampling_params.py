@@ -145,9 +145,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not low <= value <= high:
                 raise RequestError(f"{name} must be between {low} and {high}, not {value}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}", "min_tokens"
-            )
+            raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}", "min_tokens")
 
     def _check_lists(self) -> None:
         for name, limit in (("stop", MAX_STOP_STRINGS), ("bad_words", 1024)):

@@ -1,7 +1,6 @@
 """The heart: schedule, execute, update, over and over."""
 
 import logging
-import time
 from concurrent.futures import Future
 
 import msgspec
@@ -12,6 +11,7 @@ from ..core.engine_output import EngineCoreOutputs, EngineReady
 from ..core.errors import ConfigurationError
 from ..core.request import Request
 from ..core.scheduler import Scheduler
+from ..core.startup import StartupTimeline
 from ..core.step import ModelRunnerOutput
 from ..executor.executor import Executor
 
@@ -28,17 +28,16 @@ class EngineCore:
                                          drawn tokens stay on the device and feed the next step
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, num_clients: int = 1) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, timeline: StartupTimeline, num_clients: int = 1
+    ) -> None:
         self.executor = executor
-        self.phases: dict[str, float] = {}
-        began = time.perf_counter()
-        self.phases |= executor.call("load")[0]
+        self.timeline = timeline
+        timeline.merge(executor.call("load")[0])
         num_blocks = config.cache.num_blocks or min(executor.call("num_blocks"))
         self.config = _fit(config, num_blocks)
-        loaded = time.perf_counter()
         self.memory = executor.call("allocate", num_blocks)[0]
-        self.phases["kv cache"] = time.perf_counter() - loaded
-        logger.info("engine loaded in %.2f s, %d KV blocks", time.perf_counter() - began, num_blocks)
+        timeline.mark("kv cache")
         self.scheduler = Scheduler(self.config, num_clients)
         self._pending: Future[ModelRunnerOutput] | None = None
         self.step = self._step_overlapped if config.scheduler.overlap else self._step_plain
@@ -50,7 +49,7 @@ class EngineCore:
             num_blocks=self.scheduler.kv.pool.num_usable,
             block_size=self.config.cache.block_size,
             max_model_len=self.config.scheduler.max_model_len,
-            phases=self.phases,
+            marks=self.timeline.marks,
             attention_backend=self.config.device.attention_backend,
             memory=self.memory,
         )
@@ -123,6 +122,8 @@ def _fit(config: EngineConfig, num_blocks: int) -> EngineConfig:
                 f"the KV cache holds {capacity} tokens, less than --max-model-len {scheduler.max_model_len}; lower it "
                 f"to at most {capacity} or raise --kv-cache-memory-bytes"
             )
-        logger.warning("context cut from %d to %d tokens: the KV cache holds no more", scheduler.max_model_len, capacity)
+        logger.warning(
+            "context cut from %d to %d tokens: the KV cache holds no more", scheduler.max_model_len, capacity
+        )
         scheduler = msgspec.structs.replace(scheduler, max_model_len=capacity)
     return msgspec.structs.replace(config, cache=cache, scheduler=scheduler)

@@ -53,9 +53,7 @@ def _serve(rank: int, config: EngineConfig, tasks: RingReader, replies: RingWrit
             replies.write(encoder.encode(reply))
 
 
-def _do(
-    worker: WorkerProtocol, task: WorkerCall | WorkerStep, rank: int
-) -> WorkerResult | WorkerStepResult | None:
+def _do(worker: WorkerProtocol, task: WorkerCall | WorkerStep, rank: int) -> WorkerResult | WorkerStepResult | None:
     if isinstance(task, WorkerCall):
         return WorkerResult(getattr(worker, task.method)(*task.arguments))
     output = worker.execute(task.output)

@@ -12,7 +12,7 @@ class WorkerProtocol(Protocol):
     """One rank: loads its part of the model and runs steps on its device."""
 
     def load(self) -> dict[str, float]:
-        """Load the weights. Returns the seconds that each phase took."""
+        """Load the weights. Returns when each phase was done, by name, in seconds of ``time.time()``."""
         ...
 
     def num_blocks(self) -> int:

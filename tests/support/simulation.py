@@ -7,6 +7,7 @@ from octavo.core.engine_input import EngineCoreRequest
 from octavo.core.engine_output import EngineCoreOutputs
 from octavo.core.model_config import ModelConfig, RopeConfig
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.startup import StartupTimeline
 from octavo.engine.engine_core import EngineCore
 from octavo.executor.simulated_executor import SimulatedExecutor
 
@@ -56,7 +57,7 @@ class Simulation:
 
     def __init__(self, config: EngineConfig, num_clients: int = 1) -> None:
         self.executor = SimulatedExecutor(config)
-        self.core = EngineCore(config, self.executor, num_clients)
+        self.core = EngineCore(config, self.executor, StartupTimeline("engine"), num_clients)
         self.scheduler = self.core.scheduler
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}

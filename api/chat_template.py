@@ -1,0 +1,226 @@
+"""Chat templates: a conversation as the text that the model was trained to continue.
+
+Templates are Jinja programs that come with models, so they run in Jinja's sandbox, with the globals and filters that
+Hugging Face's templates count on, and with limits on their output's size and time.
+"""
+
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..core.errors import ConfigurationError, RequestError
+from ..engine.tokenizer import Tokenizer
+
+_CONTINUED = "<<octavo-continues-here>> "
+"""Marks the end of the message to continue. Its space shows whether the template trims messages."""
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_MAX_CHARACTERS = 64 << 20
+_MAX_SECONDS = 20.0
+# What a template program can raise when a conversation is not of the shape that it expects.
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
+
+
+class ChatTemplate:
+    """The compiled chat templates of one model. Safe to use from several threads."""
+
+    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str] | None = None) -> None:
+        """``sources``: Jinja source by name, of which ``default`` and ``tool_use`` are used. ``special_tokens``: text
+        by role (``bos_token`` ...). Raises ``ConfigurationError`` for a template that does not compile."""
+        environment = _environment()
+        self._special_tokens = special_tokens or {}
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateError as error:
+                where = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+                raise ConfigurationError(
+                    f"the chat template ({name}{where}) is no valid Jinja: {error}; pass another with --chat-template"
+                ) from error
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer, override: str | Path | None = None) -> "ChatTemplate":
+        """The tokenizer's templates, or the one in ``override``: a file, or the Jinja source itself."""
+        sources = tokenizer.chat_templates if override is None else {"default": _read_override(override)}
+        return cls(sources, tokenizer.special_tokens)
+
+    @property
+    def available(self) -> bool:
+        """False for a model without chat template: ``render`` refuses every conversation."""
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt. It holds the special tokens as text: encode it with ``add_special_tokens=False``.
+
+        ``continue_final_message`` leaves the last message open for the model to go on with (and takes the place of
+        ``add_generation_prompt``). ``kwargs`` reach the template. Raises ``RequestError`` for a conversation that the
+        template refuses or fails on, with its own message.
+        """
+        template = self._template(tools)
+        prepared = [_prepare(message) for message in messages]
+        if continue_final_message:
+            _mark_end(prepared)
+        context = self._special_tokens | kwargs
+        context |= {"messages": prepared, "tools": tools, "documents": documents}
+        context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        try:
+            text = _render(template, context)
+        except _TEMPLATE_FAILURES as error:
+            raise RequestError(f"the chat template refused the messages: {_reason(error)}", "messages") from error
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _template(self, tools: list[dict[str, Any]] | None) -> jinja2.Template:
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            raise RequestError(
+                "this model has no chat template: use /v1/completions, or start the server with --chat-template FILE",
+                "messages",
+                "no_chat_template",
+            )
+        return template
+
+
+class _GenerationBlock(Extension):
+    """``{% generation %}`` marks the assistant's text for training; for a prompt it is just its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter: the model was trained on it plain."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _render(template: jinja2.Template, context: dict[str, Any]) -> str:
+    """Run the template piece by piece, so that one that never ends or grows without bound can be stopped."""
+    pieces = []
+    size = 0
+    deadline = time.monotonic() + _MAX_SECONDS
+    for piece in template.generate(context):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MAX_CHARACTERS:
+            raise jinja2.TemplateError(f"its text is longer than {_MAX_CHARACTERS} characters")
+        if time.monotonic() > deadline:
+            raise jinja2.TemplateError(f"it did not end within {_MAX_SECONDS:g} s")
+    return "".join(pieces)
+
+
+def _prepare(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: no null fields, tool arguments as objects, reasoning under its usual name."""
+    prepared = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((prepared[name] for name in _REASONING_FIELDS if name in prepared), None)
+    if reasoning is not None:
+        prepared = {"thinking": reasoning} | prepared | {"reasoning_content": reasoning}
+    if isinstance(prepared.get("tool_calls"), list):
+        prepared["tool_calls"] = [_prepare_call(call) for call in prepared["tool_calls"]]
+    return prepared
+
+
+def _prepare_call(call: Any) -> Any:
+    """OpenAI sends a call's arguments as JSON text; templates write them out as JSON themselves."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> None:
+    """Put the mark behind the text of the last message. Changes the (already copied) message."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        messages[-1]["content"] = content + _CONTINUED
+        return
+    if isinstance(content, list):
+        for index in reversed(range(len(content))):
+            part = content[index]
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                marked = part | {"text": part["text"] + _CONTINUED}
+                messages[-1]["content"] = [*content[:index], marked, *content[index + 1 :]]
+                return
+    raise RequestError("continue_final_message needs a last message with text to continue", "continue_final_message")
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_CONTINUED.rstrip())
+    if end < 0:
+        raise RequestError(
+            "continue_final_message is not possible: the chat template leaves the last message out, or changes it",
+            "continue_final_message",
+        )
+    # Without the mark's space the template trims messages, and would have trimmed the end of this one.
+    return text[:end] if text.startswith(_CONTINUED, end) else text[:end].rstrip()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateError):
+        return error.message or type(error).__name__
+    return f"{type(error).__name__}: {error}"
+
+
+def _read_override(override: str | Path) -> str:
+    if isinstance(override, str) and any(mark in override for mark in ("{{", "{%", "\n")):
+        return override
+    try:
+        return Path(override).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--chat-template {override}: cannot read this file: {error}") from error

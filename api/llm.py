@@ -1,0 +1,225 @@
+"""``LLM``: batches from a plain program."""
+
+import queue
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..core.engine_args import EngineArgs
+from ..core.engine_input import AbortRequests
+from ..core.engine_output import EngineCoreOutputs, EngineReady
+from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
+from ..core.outputs import RequestOutput
+from ..core.sampling_params import RequestOutputKind, SamplingParams
+from ..engine.engine_setup import load_tokenizer, set_up_engine
+from ..engine.input_processor import InputProcessor, PromptInput
+from ..engine.output_processor import OutputProcessor, RequestState
+from ..engine.transport import EngineGone, TransportMessage
+from .chat_template import ChatTemplate
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """An engine for offline batches.
+
+    ``settings`` are the fields of ``EngineArgs``. The engine runs in a process of its own unless ``multiprocess`` is
+    False. Use it as a context manager, or call ``close``; the engine ends with the program in any case.
+
+        with LLM("path/to/model", dtype="float32") as llm:
+            outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=8))
+    """
+
+    def __init__(
+        self, model: str | None = None, *, multiprocess: bool = True, chat_template: str | None = None, **settings: Any
+    ) -> None:
+        try:
+            args = EngineArgs(model=model, **settings)
+        except TypeError as error:
+            raise ConfigurationError(f"LLM: {str(error).replace('EngineArgs.__init__() ', '')}") from error
+        self.config, self._transport = set_up_engine(args, multiprocess)
+        self._messages: queue.SimpleQueue[TransportMessage] = queue.SimpleQueue()
+        self._transport.start(self._messages.put)
+        try:
+            self.tokenizer = load_tokenizer(self.config)
+            self._inputs = InputProcessor(self.config, self.tokenizer)
+            self._outputs = OutputProcessor(self.tokenizer)
+            self._template_override = chat_template
+            self._template: ChatTemplate | None = None
+            self.engine_info = self._wait_ready()
+            self._inputs.max_model_len = self.engine_info.max_model_len
+        except BaseException:
+            self._transport.close()
+            raise
+        self._num_requests = 0
+        self._dead: EngineError | None = None
+
+    def _wait_ready(self) -> EngineReady:
+        while True:
+            message = self._messages.get()
+            if isinstance(message, EngineReady):
+                return message
+            if isinstance(message, EngineGone):
+                kind = ConfigurationError if message.configuration else EngineStartError
+                raise kind(message.message)
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete all prompts; outputs in their order.
+
+        A prompt is a text, a list of token ids or a dict with ``prompt`` or ``prompt_token_ids``; ``sampling_params``
+        is one for all or one for each. ``use_tqdm`` shows a progress bar (on a terminal). Raises ``RequestError``
+        before anything runs.
+        """
+        listed = _as_list(prompts)
+        params = _params_for(listed, sampling_params)
+        if self._dead is not None:
+            raise self._dead
+        prepared = [self._inputs.prepare(p, s) for p, s in zip(listed, params, strict=True)]
+        states: list[RequestState] = []
+        with _progress(use_tqdm, len(prepared)) as progress:
+            task = progress.add_task("generating", total=len(prepared), speed="")
+            finished: list[RequestState] = []
+            try:
+                for request in prepared:
+                    states.append(self._start(request, finished, progress, task))
+                while len(finished) < len(states):
+                    self._handle(self._messages.get())
+            finally:
+                self._abort_unfinished(states)
+        return [_final(state) for state in states]
+
+    def _start(self, request: Any, finished: list[RequestState], progress: Progress, task: Any) -> RequestState:
+        self._num_requests += 1
+        request_id = f"request-{self._num_requests}"
+        tokens = [0]
+
+        def on_news() -> None:
+            if state.finished or state.error is not None:
+                finished.append(state)
+                tokens[0] += state.num_generated
+                progress.update(task, advance=1)
+
+        messages = self._outputs.add(request_id, request, on_news)
+        state = self._outputs.requests[request_id]
+        for message in messages:
+            self._transport.send(message)
+        return state
+
+    def _handle(self, message: TransportMessage) -> None:
+        if isinstance(message, EngineCoreOutputs):
+            to_abort = self._outputs.process(message)
+            if to_abort:
+                self._transport.send(AbortRequests(0, to_abort))
+        elif isinstance(message, EngineGone):
+            self._dead = EngineDeadError(message.message)
+            self._outputs.fail_all(self._dead)
+
+    def _abort_unfinished(self, states: list[RequestState]) -> None:
+        handles = [handle for state in states for handle in self._outputs.abort(state.request_id)]
+        if handles:
+            self._transport.send(AbortRequests(0, handles))
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, through the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        template = self._chat_template()
+        prompts = [
+            self._rendered(
+                template.render(
+                    [dict(message) for message in conversation],
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **(chat_template_kwargs or {}),
+                )
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def _chat_template(self) -> ChatTemplate:
+        if self.tokenizer is None:
+            raise RequestError("chat needs a tokenizer, and none is loaded (skip_tokenizer_init)", "messages")
+        if self._template is None:
+            self._template = ChatTemplate.from_tokenizer(self.tokenizer, self._template_override)
+        return self._template
+
+    def _rendered(self, text: str) -> dict[str, Any]:
+        assert self.tokenizer is not None
+        # The template has written the special tokens already.
+        return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+
+    def close(self) -> None:
+        """End the engine. May be called twice."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _as_list(prompts: Any) -> list[PromptInput]:
+    """One prompt or several, as several."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts must be text, token ids or a list of them, not {type(prompts).__name__}", "prompt")
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]
+    return listed
+
+
+def _params_for(
+    prompts: list[PromptInput], given: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if given is None:
+        given = SamplingParams()
+    params = [given] * len(prompts) if isinstance(given, SamplingParams) else list(given)
+    if len(params) != len(prompts):
+        raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling_params", "sampling_params")
+    # Nobody reads before the end, so nobody is told before it.
+    return [one.replace(output_kind=RequestOutputKind.FINAL_ONLY) for one in params]
+
+
+def _final(state: RequestState) -> RequestOutput:
+    output = state.take()
+    assert output is not None, f"{state.request_id} is not finished"
+    return output
+
+
+def _progress(wanted: bool, total: int) -> Progress:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not (wanted and console.is_terminal),
+        transient=False,
+    )

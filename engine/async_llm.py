@@ -1,0 +1,245 @@
+"""``AsyncLLM``: the engine inside an async program. The HTTP server is one such program."""
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+
+from ..core.config import EngineConfig
+from ..core.engine_args import EngineArgs
+from ..core.engine_input import AbortRequests, UtilityCall
+from ..core.engine_output import EngineCoreOutputs, EngineReady
+from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
+from ..core.outputs import RequestOutput
+from ..core.sampling_params import SamplingParams
+from .engine_setup import load_tokenizer, set_up_engine
+from .input_processor import InputProcessor, PreparedRequest, PromptInput
+from .output_processor import OutputProcessor, RequestState
+from .stat_logger import StatLogger
+from .transport import EngineGone, EngineTransport, TransportMessage
+
+logger = logging.getLogger("octavo.engine")
+
+
+class AsyncLLM:
+    """Generates for many callers at once on one event loop.
+
+    ``generate`` yields outputs while they come. Leaving its loop (cancellation, ``aclose``) aborts the request: within
+    a step the engine has freed all that it held.
+    """
+
+    def __init__(
+        self, config: EngineConfig, transport: EngineTransport, stat_loggers: Sequence[StatLogger] = ()
+    ) -> None:
+        """Starts the engine; see ``from_engine_args``."""
+        self.config = config
+        """In force. Once the engine is ready, with what it found out about its memory."""
+        self.engine_info: EngineReady | None = None
+        """What the engine said of itself when it was ready."""
+        self.dead_error: EngineError | None = None
+        """Why the engine is gone; None while it is not."""
+        self._transport = transport
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._early: list[TransportMessage] = []
+        self._early_lock = threading.Lock()
+        self._changed = asyncio.Event()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        transport.start(self._on_message)
+        # The tokenizer loads here while the engine loads over there.
+        try:
+            self.tokenizer = load_tokenizer(config)
+        except BaseException:
+            transport.close()
+            raise
+        self._inputs = InputProcessor(config, self.tokenizer)
+        self._outputs = OutputProcessor(self.tokenizer, stat_loggers)
+
+    @classmethod
+    def from_engine_args(
+        cls, args: EngineArgs, stat_loggers: Sequence[StatLogger] = (), *, multiprocess: bool = True
+    ) -> "AsyncLLM":
+        """Start an engine, in a process of its own or in a thread of this one.
+
+        Returns while it still loads; ``wait_ready`` tells when it can serve. Raises ``ConfigurationError`` for wrong
+        settings or files.
+        """
+        config, transport = set_up_engine(args, multiprocess)
+        return cls(config, transport, stat_loggers)
+
+    # What the engine is doing.
+
+    @property
+    def status(self) -> str:
+        """``loading``, ``ready`` or ``dead``."""
+        if self.dead_error is not None:
+            return "dead"
+        return "loading" if self.engine_info is None else "ready"
+
+    @property
+    def num_requests(self) -> int:
+        """Unfinished requests."""
+        return len(self._outputs.requests)
+
+    async def wait_ready(self) -> None:
+        """Returns once requests can be served. Raises what ended the engine: ``ConfigurationError`` or
+        ``EngineStartError`` while it loaded, ``EngineDeadError`` later."""
+        self._bind()
+        while self.status == "loading":
+            await self._changed.wait()
+        if self.dead_error is not None:
+            raise self.dead_error
+
+    async def wait_dead(self) -> EngineError:
+        """Returns, with the cause, when the engine is gone."""
+        self._bind()
+        while self.dead_error is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.dead_error
+
+    # Requests.
+
+    async def prepare(
+        self, prompt: PromptInput, sampling_params: SamplingParams, *, cache_salt: str | None = None
+    ) -> PreparedRequest:
+        """All checks of a request without running it; ``generate`` takes what this returns. Raises ``RequestError``."""
+        await self.wait_ready()
+        if self._inputs.takes_long(prompt):
+            return await asyncio.to_thread(self._inputs.prepare, prompt, sampling_params, cache_salt)
+        return self._inputs.prepare(prompt, sampling_params, cache_salt)
+
+    async def generate(
+        self,
+        prompt: PromptInput | PreparedRequest,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield outputs as ``sampling_params.output_kind`` says, until all ``n`` completions are done.
+
+        What comes while the caller is busy is merged into one output. Raises ``RequestError`` before anything runs,
+        ``EngineError`` if the engine fails.
+        """
+        if not isinstance(prompt, PreparedRequest):
+            prompt = await self.prepare(prompt, sampling_params or SamplingParams(), cache_salt=cache_salt)
+        else:
+            await self.wait_ready()
+        news = asyncio.Event()
+        state = self._start(request_id or f"request-{next(self._numbers)}", prompt, news)
+        try:
+            while True:
+                await news.wait()
+                news.clear()
+                output = state.take()
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
+        finally:
+            if not state.finished and state.error is None:
+                self._abort(state.request_id)
+
+    def _start(self, request_id: str, prepared: PreparedRequest, news: asyncio.Event) -> RequestState:
+        if request_id in self._outputs.requests:
+            raise RequestError(f"request_id {request_id!r} is in use by a request that is not finished", "request_id")
+        messages = self._outputs.add(request_id, prepared, news.set)
+        for message in messages:
+            self._transport.send(message)
+        return self._outputs.requests[request_id]
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request; its caller gets a last output with the finish reason ``abort``. Unknown ids are ignored."""
+        self._abort(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        handles = self._outputs.abort(request_id)
+        if handles:
+            self._transport.send(AbortRequests(0, handles))
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a utility of the engine core (``reset_prefix_cache``, ``request_timeline``, ``check_integrity``)."""
+        await self.wait_ready()
+        call_id = next(self._numbers)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self._transport.send(UtilityCall(0, call_id, method, list(arguments)))
+        return await future
+
+    # Messages come on the transport's thread and are handled on the event loop.
+
+    def _bind(self) -> None:
+        """The first use inside an event loop makes it this engine's loop."""
+        if self._loop is None:
+            with self._early_lock:
+                self._loop = asyncio.get_running_loop()
+                early, self._early = self._early, []
+            for message in early:
+                self._handle(message)
+
+    def _on_message(self, message: TransportMessage) -> None:
+        with self._early_lock:
+            if self._loop is None:
+                self._early.append(message)
+                return
+        try:
+            self._loop.call_soon_threadsafe(self._handle, message)
+        except RuntimeError:
+            pass  # the loop is closed, so nobody is listening any more
+
+    def _handle(self, message: TransportMessage) -> None:
+        if isinstance(message, EngineCoreOutputs):
+            to_abort = self._outputs.process(message)
+            if to_abort:
+                self._transport.send(AbortRequests(0, to_abort))
+            for result in message.results:
+                self._settle(result.call_id, result.result, result.error)
+        elif isinstance(message, EngineReady):
+            self._take_info(message)
+        elif isinstance(message, EngineGone):
+            self._die(message)
+
+    def _take_info(self, info: EngineReady) -> None:
+        self.engine_info = info
+        self._inputs.max_model_len = info.max_model_len
+        scheduler = msgspec.structs.replace(self.config.scheduler, max_model_len=info.max_model_len)
+        cache = msgspec.structs.replace(self.config.cache, num_blocks=info.num_blocks + 1)
+        self.config = msgspec.structs.replace(self.config, scheduler=scheduler, cache=cache)
+        self._changed.set()
+
+    def _settle(self, call_id: int, result: Any, error: str | None) -> None:
+        future = self._calls.pop(call_id, None)
+        if future is None or future.done():
+            return
+        if error is not None:
+            future.set_exception(EngineError(error))
+        else:
+            future.set_result(result)
+
+    def _die(self, gone: EngineGone) -> None:
+        if self.dead_error is not None:
+            return
+        if self.engine_info is None:
+            self.dead_error = EngineStartError(gone.message)
+            if gone.configuration:
+                self.dead_error.__cause__ = ConfigurationError(gone.message)
+        else:
+            self.dead_error = EngineDeadError(gone.message)
+        self._outputs.fail_all(self.dead_error)
+        for call_id in list(self._calls):
+            self._settle(call_id, None, gone.message)
+        self._changed.set()
+
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+        """End the engine. Requests may finish for so long; what is left then gets an ``EngineDeadError``."""
+        self._bind()
+        deadline = asyncio.get_running_loop().time() + drain_seconds
+        while self.num_requests and self.dead_error is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        self._die(EngineGone("the engine was shut down"))
+        await asyncio.to_thread(self._transport.close)

@@ -1,0 +1,92 @@
+"""The loop around ``EngineCore.step()``: takes what came in, steps, hands out what came of it."""
+
+import logging
+import queue
+from collections.abc import Callable
+
+from ..core.engine_input import AbortRequests, EngineCoreInput, EngineCoreRequest, UtilityCall
+from ..core.engine_output import EngineCoreOutputs, Finished, UtilityResult
+from ..core.errors import OctavoError
+from ..core.request import Request
+from .engine_core import EngineCore
+
+logger = logging.getLogger("octavo.engine")
+
+Emit = Callable[[int, EngineCoreOutputs], None]
+"""Sends a message to a client, by index. Called from the loop's and the input's threads."""
+
+_UTILITIES = ("reset_prefix_cache", "request_timeline", "check_integrity")
+
+
+class EngineLoop:
+    """Runs on one thread. Input comes from others through ``receive``, which does all work that needs no state."""
+
+    def __init__(self, core: EngineCore, emit: Emit, num_clients: int = 1) -> None:
+        self.core = core
+        self._emit = emit
+        self._num_clients = num_clients
+        self._inputs: queue.SimpleQueue[Request | AbortRequests | UtilityCall | None] = queue.SimpleQueue()
+        self._stopped = False
+
+    def receive(self, message: EngineCoreInput) -> None:
+        """Take a message from a client, on the client's or the input thread. An error here is that request's error."""
+        if isinstance(message, EngineCoreRequest):
+            try:
+                self._inputs.put(self.core.prepare(message))
+            except Exception as error:
+                logger.warning("request %s refused: %s", message.request_id, error)
+                finished = Finished(message.handle, "error", error=f"{type(error).__name__}: {error}")
+                self._emit(message.client_index, EngineCoreOutputs(0.0, finished=[finished]))
+        else:
+            self._inputs.put(message)
+
+    def stop(self) -> None:
+        """Let ``run`` return after the current step."""
+        self._inputs.put(None)
+
+    def run(self) -> None:
+        """Until ``stop``. An exception of the model or of our own code ends the loop: the state may be half changed."""
+        while self._take_inputs():
+            for client, message in enumerate(self.core.step()):
+                self._emit(client, message)
+
+    def _take_inputs(self) -> bool:
+        """Apply what came in. Waits, without using any CPU, while there is nothing to do. False: stop."""
+        changed = False
+        while True:
+            if self.core.has_work:
+                try:
+                    item = self._inputs.get_nowait()
+                except queue.Empty:
+                    return True
+            else:
+                if changed and self._inputs.empty():
+                    self._report_idle()
+                    changed = False
+                item = self._inputs.get()
+            if item is None:
+                return False
+            self._apply(item)
+            changed = True
+
+    def _apply(self, item: Request | AbortRequests | UtilityCall) -> None:
+        if isinstance(item, Request):
+            self.core.add_request(item)
+        elif isinstance(item, AbortRequests):
+            self.core.abort(item)
+        else:
+            self._emit(item.client_index, EngineCoreOutputs(0.0, results=[self._call(item)]))
+
+    def _call(self, call: UtilityCall) -> UtilityResult:
+        if call.method not in _UTILITIES:
+            return UtilityResult(call.call_id, error=f"the engine has no utility {call.method!r}")
+        try:
+            return UtilityResult(call.call_id, getattr(self.core, call.method)(*call.arguments))
+        except (OctavoError, AssertionError, TypeError) as error:
+            return UtilityResult(call.call_id, error=f"{type(error).__name__}: {error}")
+
+    def _report_idle(self) -> None:
+        """Aborts that left nothing to do were no step, so no step's statistics told of them."""
+        stats = self.core.scheduler.stats()
+        for client in range(self._num_clients):
+            self._emit(client, EngineCoreOutputs(0.0, stats=stats))

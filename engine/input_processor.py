@@ -1,0 +1,195 @@
+"""From what a caller asks to what the engine runs: text becomes ids, and every check that needs the model is made.
+
+Everything a client can get wrong ends here as a ``RequestError`` that names the field; nothing of it reaches the step
+loop.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.config import EngineConfig
+from ..core.engine_input import EngineCoreRequest
+from ..core.errors import ContextLengthError, RequestError
+from ..core.sampling_params import SamplingParams
+from .tokenizer import Tokenizer
+
+PromptInput = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a dict with ``prompt`` and/or ``prompt_token_ids``."""
+
+LONG_TEXT = 20_000
+"""Characters above which tokenizing takes long enough to be kept off an event loop."""
+
+
+@dataclass(slots=True)
+class PreparedRequest:
+    """A request that passed every check."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    max_total_tokens: int
+    eos_token_ids: list[int]
+    bad_words: list[list[int]]
+    cache_salt: str | None
+    arrival_time: float
+
+    def core_request(self, request_id: str, handle: int, index: int, client_index: int = 0) -> EngineCoreRequest:
+        """The message for completion ``index``. Each one has a seed of its own."""
+        return EngineCoreRequest(
+            request_id=request_id if self.params.n == 1 else f"{request_id}-{index}",
+            handle=handle,
+            client_index=client_index,
+            prompt_token_ids=np.array(self.prompt_token_ids, dtype=np.int32).tobytes(),
+            params=self.params,
+            seed=self.seed + index,
+            max_total_tokens=self.max_total_tokens,
+            arrival_time=self.arrival_time,
+            eos_token_ids=self.eos_token_ids,
+            bad_words=self.bad_words,
+            cache_salt=self.cache_salt,
+        )
+
+
+class InputProcessor:
+    """Prepares requests for one model. Safe to use from several threads."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, client_index: int = 0) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._vocab_size = config.model.vocab_size
+        self.max_model_len = config.scheduler.max_model_len
+        """Tokens that one request may have; the engine may lower it once it knows its memory."""
+        # Requests without a seed get one, so that every request can be repeated. A string seeds independent streams.
+        self._seeds = random.Random(f"{config.device.seed} {client_index}")
+        self._eos_token_ids = self._end_tokens()
+
+    def _end_tokens(self) -> list[int]:
+        ids = list(self._config.model.eos_token_ids)
+        if not ids and self._tokenizer is not None and self._tokenizer.eos_token_id is not None:
+            ids = [self._tokenizer.eos_token_id]
+        return sorted({i for i in ids if 0 <= i < self._vocab_size})
+
+    @property
+    def has_end_token(self) -> bool:
+        """False for a model that nothing tells when to stop."""
+        return bool(self._eos_token_ids)
+
+    def takes_long(self, prompt: PromptInput) -> bool:
+        """True if ``prepare`` should not run on an event loop."""
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        return isinstance(text, str) and len(text) > LONG_TEXT
+
+    def prepare(
+        self,
+        prompt: PromptInput,
+        params: SamplingParams,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ) -> PreparedRequest:
+        """Check a request and resolve it against the model. Raises ``RequestError``."""
+        text, token_ids = self._tokens(prompt)
+        self._check_params(params)
+        length = len(token_ids)
+        room = self.max_model_len - length
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {length} tokens; the context holds {self.max_model_len}, "
+                "and at least one must be left for the answer",
+                "prompt",
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise ContextLengthError(
+                f"the context holds {self.max_model_len} tokens; the prompt has {length} and max_tokens asks for "
+                f"{params.max_tokens} more, {length + params.max_tokens} in all",
+                "max_tokens",
+            )
+        max_tokens = params.max_tokens if params.max_tokens is not None else room
+        if params.min_tokens > max_tokens:
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens can be generated", "min_tokens"
+            )
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(62)
+        return PreparedRequest(
+            prompt=text,
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=seed,
+            max_total_tokens=length + max_tokens,
+            eos_token_ids=[] if params.ignore_eos else self._eos_token_ids,
+            bad_words=self._bad_words(params),
+            cache_salt=cache_salt,
+            arrival_time=arrival_time or time.time(),
+        )
+
+    def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
+        """The prompt's text, where there is one, and its ids, checked."""
+        text = None
+        ids: Any = prompt
+        if isinstance(prompt, str):
+            text, ids = prompt, None
+        elif isinstance(prompt, Mapping):
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if text is None and ids is None:
+                raise RequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
+        if ids is None:
+            if not isinstance(text, str):
+                raise RequestError(f"the prompt must be text or token ids, not {type(text).__name__}", "prompt")
+            ids = self._encode(text)
+        else:
+            ids = self._check_ids(ids)
+        if not ids:
+            raise RequestError("the prompt is empty", "prompt")
+        return text, ids
+
+    def _encode(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise RequestError("no tokenizer is loaded (skip_tokenizer_init): give prompts as token ids", "prompt")
+        # Tokenizing megabytes only to refuse them would cost seconds; no token is longer than this many characters.
+        longest = self._tokenizer.max_token_characters
+        if len(text) > self.max_model_len * longest:
+            least = -(-len(text) // longest)
+            raise ContextLengthError(
+                f"the prompt has {len(text)} characters, at least {least} tokens; the context holds "
+                f"{self.max_model_len}",
+                "prompt",
+            )
+        return self._tokenizer.encode(text)
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        ids = list(ids)
+        for token in ids:
+            if type(token) is not int or not 0 <= token < self._vocab_size:
+                raise RequestError(
+                    f"the prompt has {token!r} where a token id from 0 to {self._vocab_size - 1} is expected", "prompt"
+                )
+        return ids
+
+    def _check_params(self, params: SamplingParams) -> None:
+        limit = self._config.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > limit:
+                raise RequestError(f"{name} is {value}; at most {limit} are allowed (--max-logprobs)", name)
+        named = (
+            ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("logit_bias", params.logit_bias or ()),
+        )
+        for name, ids in named:
+            for token in ids:
+                if token >= self._vocab_size:
+                    raise RequestError(f"{name} has {token}; the vocabulary ends at {self._vocab_size - 1}", name)
+        if self._tokenizer is None and (params.stop or params.bad_words):
+            name = "stop" if params.stop else "bad_words"
+            raise RequestError(f"{name} needs a tokenizer, and none is loaded (skip_tokenizer_init)", name)
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        if not params.bad_words or self._tokenizer is None:
+            return []
+        return self._tokenizer.encode_bad_words(params.bad_words)

@@ -1,0 +1,317 @@
+"""From the engine's deltas to what callers read: text, stop strings, log probabilities, timings.
+
+A delta costs only what it must: its token is appended and its text made. Output objects are built when the caller
+takes them, so whatever piled up while it was busy arrives as one merged output.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ..core.engine_output import (
+    EngineCoreOutputs,
+    Finished,
+    PromptLogprobsDelta,
+    TokenLogprobsDelta,
+)
+from ..core.engine_input import EngineCoreRequest
+from ..core.errors import OctavoError, RequestFailedError
+from ..core.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings, TokenLogprobs
+from ..core.sampling_params import RequestOutputKind
+from ..core.stats import FinishedRequestStats
+from .detokenizer import IncrementalDetokenizer
+from .input_processor import PreparedRequest
+from .stat_logger import StatLogger
+from .tokenizer import Tokenizer
+
+
+class CompletionState:
+    """One of a request's completions."""
+
+    __slots__ = (
+        "detokenizer", "finish_reason", "handle", "index", "last_time", "logprobs", "num_taken_ids", "num_taken_logprobs",
+        "request", "stop_reason", "taken", "text_parts", "token_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: "RequestState", index: int, handle: int, detokenizer: IncrementalDetokenizer | None
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.handle = handle
+        self.detokenizer = detokenizer
+        self.token_ids: list[int] = []
+        self.text_parts: list[str] = []
+        """Under DELTA, text since the last take; otherwise all of it."""
+        self.logprobs: list[TokenLogprobs] = []
+        self.num_taken_ids = 0
+        self.num_taken_logprobs = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.taken = False
+        """The final output was taken."""
+        self.last_time = 0.0
+
+    @property
+    def has_news(self) -> bool:
+        """There is something that the caller has not taken."""
+        return len(self.token_ids) > self.num_taken_ids or (self.finish_reason is not None and not self.taken)
+
+    def take(self, delta: bool) -> CompletionOutput:
+        """What is new (``delta``), or everything."""
+        text = "".join(self.text_parts)
+        if delta:
+            ids = self.token_ids[self.num_taken_ids :]
+            logprobs = self.logprobs[self.num_taken_logprobs :]
+            self.text_parts = []
+        else:
+            ids = list(self.token_ids)
+            logprobs = list(self.logprobs)
+            self.text_parts = [text]
+        self.num_taken_ids = len(self.token_ids)
+        self.num_taken_logprobs = len(self.logprobs)
+        self.taken = self.finish_reason is not None
+        wanted = self.request.prepared.params.logprobs is not None
+        return CompletionOutput(
+            self.index, text, ids, logprobs if wanted else None, self.finish_reason, self.stop_reason
+        )
+
+
+class RequestState:
+    """A request that is being served, and where its caller is told of news."""
+
+    def __init__(self, request_id: str, prepared: PreparedRequest, on_news: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self.prepared = prepared
+        self.completions: list[CompletionState] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self.num_cached_tokens: int | None = None
+        self.timings = RequestTimings(arrival=prepared.arrival_time)
+        self.num_unfinished = prepared.params.n
+        self.error: OctavoError | None = None
+        """The engine died, or this request failed in it."""
+        self.on_news = on_news
+
+    @property
+    def finished(self) -> bool:
+        return self.num_unfinished == 0
+
+    @property
+    def num_generated(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    def take(self) -> RequestOutput | None:
+        """What the caller should see now, by the request's output kind; None if there is nothing. Raises ``error``."""
+        if self.error is not None:
+            raise self.error
+        kind = self.prepared.params.output_kind
+        if kind is RequestOutputKind.FINAL_ONLY and not self.finished:
+            return None
+        delta = kind is RequestOutputKind.DELTA
+        outputs = [c.take(delta) for c in self.completions if not delta or c.has_news]
+        if delta and not outputs:
+            return None
+        wanted = self.prepared.params.prompt_logprobs is not None
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prepared.prompt,
+            prompt_token_ids=self.prepared.prompt_token_ids,
+            outputs=outputs,
+            finished=self.finished,
+            prompt_logprobs=list(self.prompt_logprobs) if wanted else None,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_generated_tokens=self.num_generated,
+            timings=self.timings,
+        )
+
+
+class OutputProcessor:
+    """All requests of one client of the engine. Not thread-safe: one thread adds, processes and takes."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stat_loggers: Sequence[StatLogger] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._loggers = list(stat_loggers)
+        self._completions: dict[int, CompletionState] = {}
+        self.requests: dict[str, RequestState] = {}
+        """Unfinished requests by id."""
+        self._next_handle = 0
+
+    def add(self, request_id: str, prepared: PreparedRequest, on_news: Callable[[], None]) -> list[EngineCoreRequest]:
+        """Register a request. Returns the messages that start its completions."""
+        state = RequestState(request_id, prepared, on_news)
+        messages = []
+        for index in range(prepared.params.n):
+            self._next_handle = (self._next_handle + 1) % 2**31
+            detokenizer = None
+            if self._tokenizer is not None and prepared.params.detokenize:
+                detokenizer = self._tokenizer.detokenizer(prepared.params)
+            completion = CompletionState(state, index, self._next_handle, detokenizer)
+            state.completions.append(completion)
+            self._completions[completion.handle] = completion
+            messages.append(prepared.core_request(request_id, completion.handle, index))
+        self.requests[request_id] = state
+        return messages
+
+    def abort(self, request_id: str) -> list[int]:
+        """Finish a request with ``abort``. Returns the handles that the engine must stop."""
+        state = self.requests.get(request_id)
+        if state is None:
+            return []
+        running = [completion for completion in state.completions if completion.finish_reason is None]
+        for completion in running:
+            self._finish(completion, "abort", None, state.timings.last_token or state.timings.arrival)
+        state.on_news()
+        return [completion.handle for completion in running]
+
+    def fail_all(self, error: OctavoError) -> None:
+        """The engine is gone: every caller gets the error."""
+        for state in list(self.requests.values()):
+            self._fail(state, error)
+
+    def _fail(self, state: RequestState, error: OctavoError) -> None:
+        state.error = error
+        for completion in state.completions:
+            self._completions.pop(completion.handle, None)
+        self.requests.pop(state.request_id, None)
+        state.on_news()
+
+    def process(self, outputs: EngineCoreOutputs) -> list[int]:
+        """Take in one message of the engine. Returns handles that ended here, by a stop string, and that the engine
+        must stop."""
+        news: dict[RequestState, None] = {}
+        to_abort: list[int] = []
+        for started in outputs.started:
+            completion = self._completions.get(started.handle)
+            if completion is not None:
+                _note_start(completion.request, started.time, started.num_cached_tokens)
+        for delta in outputs.prompt_logprobs:
+            self._add_prompt_logprobs(delta)
+        ends = {finished.handle: finished for finished in outputs.finished}
+        logprobs = {delta.index: delta for delta in outputs.logprobs}
+        handles = np.frombuffer(outputs.handles, dtype=np.int32).tolist()
+        tokens = np.frombuffer(outputs.token_ids, dtype=np.int32).tolist()
+        for index, (handle, token) in enumerate(zip(handles, tokens, strict=True)):
+            completion = self._completions.get(handle)
+            if completion is None:
+                continue  # ended here, by a stop string or an abort, before the engine heard of it
+            self._append(completion, token, logprobs.get(index), ends.get(handle), outputs.time)
+            if completion.finish_reason is not None and handle not in ends:
+                to_abort.append(handle)
+            news[completion.request] = None
+        for finished in ends.values():
+            self._end(finished, outputs.time, news)
+        for state in news:
+            state.on_news()
+        if outputs.stats is not None:
+            for logger in self._loggers:
+                logger.record_step(outputs.stats)
+        return to_abort
+
+    def _append(
+        self,
+        completion: CompletionState,
+        token: int,
+        logprobs: TokenLogprobsDelta | None,
+        finished: Finished | None,
+        now: float,
+    ) -> None:
+        completion.token_ids.append(token)
+        if logprobs is not None:
+            completion.logprobs.append(self._decode_logprobs(logprobs.token_ids, logprobs.logprobs, logprobs.rank))
+        self._note_token(completion, now)
+        detokenizer = completion.detokenizer
+        if detokenizer is None:
+            return
+        text = detokenizer.append((token,), ends_with_stop_token=finished is not None and finished.reason == "stop")
+        if text:
+            completion.text_parts.append(text)
+        if detokenizer.stop_string is not None:
+            self._finish(completion, "stop", detokenizer.stop_string, now)
+
+    def _note_token(self, completion: CompletionState, now: float) -> None:
+        timings = completion.request.timings
+        if timings.first_token is None:
+            timings.first_token = now
+            for logger in self._loggers:
+                logger.record_first_token(now - timings.arrival)
+        elif completion.last_time:
+            for logger in self._loggers:
+                logger.record_tokens(1, now - completion.last_time)
+        timings.last_token = completion.last_time = now
+
+    def _end(self, finished: Finished, now: float, news: dict[RequestState, None]) -> None:
+        completion = self._completions.get(finished.handle)
+        if completion is None:
+            return
+        completion.request.timings.num_preemptions += finished.num_preemptions
+        news[completion.request] = None
+        if finished.error is not None:
+            self._fail(completion.request, RequestFailedError(finished.error))
+            return
+        self._finish(completion, finished.reason, finished.stop_token, now)
+
+    def _finish(self, completion: CompletionState, reason: str, stop_reason: int | str | None, now: float) -> None:
+        completion.finish_reason = reason
+        completion.stop_reason = stop_reason
+        if completion.detokenizer is not None and (rest := completion.detokenizer.finish()):
+            completion.text_parts.append(rest)
+        self._completions.pop(completion.handle, None)
+        state = completion.request
+        state.num_unfinished -= 1
+        if state.finished:
+            state.timings.finished = now
+            self.requests.pop(state.request_id, None)
+            stats = _finished_stats(state)
+            for logger in self._loggers:
+                logger.record_finished(stats)
+
+    def _add_prompt_logprobs(self, delta: PromptLogprobsDelta) -> None:
+        completion = self._completions.get(delta.handle)
+        if completion is None or completion.index != 0:
+            return
+        entries = completion.request.prompt_logprobs
+        if not entries:
+            entries.append(None)  # nothing precedes the first token
+        del entries[delta.start :]
+        for ids, values, rank in zip(delta.token_ids, delta.logprobs, delta.ranks, strict=True):
+            entries.append(self._decode_logprobs(ids, values, rank))
+
+    def _decode_logprobs(self, ids: Iterable[int], values: Iterable[float], rank: int) -> TokenLogprobs:
+        """The chosen token first, then the best, best first; a chosen token among the best stays where it is, first."""
+        entries: TokenLogprobs = {}
+        for place, (token, value) in enumerate(zip(ids, values, strict=True)):
+            if token in entries:
+                continue
+            text = self._tokenizer.token_text(token) if self._tokenizer is not None else None
+            raw = self._tokenizer.token_bytes(token) if self._tokenizer is not None else None
+            entries[token] = Logprob(value, rank if place == 0 else place, text, raw)
+        return entries
+
+
+def _note_start(state: RequestState, when: float, num_cached: int) -> None:
+    if state.timings.first_scheduled is None:
+        state.timings.first_scheduled = when
+    if state.num_cached_tokens is None:  # what the first completion found; its siblings find the prompt it computes
+        state.num_cached_tokens = num_cached
+
+
+def _finished_stats(state: RequestState) -> FinishedRequestStats:
+    timings, params = state.timings, state.prepared.params
+    end = timings.finished or timings.arrival
+    scheduled = timings.first_scheduled or end
+    first = timings.first_token or end
+    last = timings.last_token or first
+    return FinishedRequestStats(
+        request_id=state.request_id,
+        finish_reason=state.completions[0].finish_reason or "abort",
+        num_prompt_tokens=len(state.prepared.prompt_token_ids),
+        num_cached_tokens=state.num_cached_tokens or 0,
+        num_generated_tokens=state.num_generated,
+        num_preemptions=timings.num_preemptions,
+        queue_seconds=max(0.0, scheduled - timings.arrival),
+        prefill_seconds=max(0.0, first - scheduled),
+        decode_seconds=max(0.0, last - first),
+        e2e_seconds=max(0.0, end - timings.arrival),
+        max_tokens=params.max_tokens,
+        n=params.n,
+    )

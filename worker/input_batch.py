@@ -1,0 +1,129 @@
+"""State of the running requests on the worker's side, under the scheduler's slots, and the layout of each step's batch.
+
+The scheduler sends what changed; everything else is kept here as arrays, so that a step in which the same requests
+decode again is a fixed number of array operations.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..core.config import EngineConfig
+from ..core.step import Chunk, NewRequest, SchedulerOutput
+from .batch_layout import BatchLayout
+
+_NO_ROWS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step, ready for the model."""
+
+    layout: BatchLayout
+    input_ids: torch.Tensor
+    """int64 [T], on the device."""
+    sampling_slots: np.ndarray
+    """int64 [S]: slots that draw a token, in row order."""
+    sampling_tokens: torch.Tensor | None
+    """int64 [S]: their places in the flat batch; None: the whole batch, in order."""
+    draw_positions: torch.Tensor
+    """int64 [S]: the position of the token that each one draws."""
+
+
+class InputBatch:
+    """Token counts, block tables and last tokens of all slots."""
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        num_slots = config.scheduler.max_num_seqs
+        self._block_size = config.cache.block_size
+        max_blocks = -(-config.scheduler.max_model_len // self._block_size)
+        self._device = device
+        self._num_computed = np.zeros(num_slots, dtype=np.int64)
+        self._num_blocks = np.zeros(num_slots, dtype=np.int64)
+        self._block_table = np.zeros((num_slots, max_blocks), dtype=np.int32)
+        self._known: dict[int, np.ndarray] = {}
+        """Tokens that a slot had when it was filled: what its chunks are cut from."""
+        self._decodes = _NO_ROWS
+        self.last_tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        """Device, int64: the token drawn last in each slot. Feeds the next step without visiting the host."""
+
+    def apply(self, output: SchedulerOutput) -> None:
+        """Take in what changed since the last step; released slots were released before."""
+        for new in output.new:
+            self._fill(new)
+        for slot, block_ids in output.blocks:
+            first = int(self._num_blocks[slot])
+            self._block_table[slot, first : first + len(block_ids)] = block_ids
+            self._num_blocks[slot] += len(block_ids)
+        if output.decodes is not None:
+            self._decodes = output.decodes.astype(np.int64)
+
+    def release(self, slot: int) -> None:
+        """Forget what a slot held."""
+        self._known.pop(slot, None)
+
+    def _fill(self, new: NewRequest) -> None:
+        slot = new.slot
+        self._known[slot] = new.token_ids
+        self._num_computed[slot] = new.num_computed_tokens
+        self._num_blocks[slot] = len(new.block_ids)
+        self._block_table[slot, : len(new.block_ids)] = new.block_ids
+
+    def known_tokens(self, slot: int) -> np.ndarray:
+        """The tokens that came with the request, int32."""
+        return self._known[slot]
+
+    def advance(self, chunks: list[Chunk]) -> StepInputs:
+        """The inputs of this step; its tokens count as computed from here on."""
+        decodes = self._decodes
+        slots = np.concatenate((decodes, [chunk.slot for chunk in chunks])).astype(np.int64) if chunks else decodes
+        lengths = np.ones(len(slots), dtype=np.int64)
+        lengths[len(decodes) :] = [chunk.num_tokens for chunk in chunks]
+        starts = self._num_computed[slots]
+        positions = starts.copy() if not chunks else _positions(starts, lengths)
+        self._num_computed[slots] = seq_lens = starts + lengths
+        layout = self._layout(slots, lengths, positions, seq_lens, len(decodes))
+        input_ids = self.last_tokens[self._tensor(decodes)]
+        if chunks:
+            prompt = np.concatenate([self._known[c.slot][end - c.num_tokens : end] for c, end in self._ends(chunks)])
+            input_ids = torch.cat((input_ids, self._tensor(prompt.astype(np.int64))))
+        draws = np.ones(len(slots), dtype=bool)
+        draws[len(decodes) :] = [chunk.samples for chunk in chunks]
+        return StepInputs(
+            layout=layout,
+            input_ids=input_ids,
+            sampling_slots=slots[draws],
+            sampling_tokens=self._tensor(layout.query_start_loc[1:][draws].astype(np.int64) - 1) if chunks else None,
+            draw_positions=self._tensor(seq_lens[draws]),
+        )
+
+    def _ends(self, chunks: list[Chunk]) -> list[tuple[Chunk, int]]:
+        return [(chunk, int(self._num_computed[chunk.slot])) for chunk in chunks]
+
+    def _layout(
+        self, slots: np.ndarray, lengths: np.ndarray, positions: np.ndarray, seq_lens: np.ndarray, num_decodes: int
+    ) -> BatchLayout:
+        query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=query_start_loc[1:])
+        width = -(-int(seq_lens.max()) // self._block_size)
+        block_table = self._block_table[slots, :width]
+        rows = np.repeat(np.arange(len(slots)), lengths)
+        blocks = block_table[rows, positions // self._block_size].astype(np.int64)
+        return BatchLayout(
+            num_decodes=num_decodes,
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens.astype(np.int32),
+            positions=self._tensor(positions),
+            block_table=self._tensor(block_table),
+            slot_mapping=self._tensor(blocks * self._block_size + positions % self._block_size),
+        )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Positions of all tokens of rows that begin at ``starts`` and have ``lengths`` tokens, one row after the other."""
+    first_of_row = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - first_of_row, lengths)

@@ -1,0 +1,91 @@
+"""The attention layer: projections, head norms and rotation around an ``AttentionBackend``."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ...core.model_config import ModelConfig
+from ...kernels.rotary import apply_rotary
+from ..attention.backend import AttentionBackend, AttentionPlan
+from .linear import InputCutLinear, MergedLinear, OutputPart
+from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
+from .norm import HeadNorm
+from .weights import Shard, WeightSlot
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What differs between architectures."""
+
+    qkv_bias: bool
+    out_bias: bool
+    head_norm: bool = False
+    """Queries and keys are normalized per head before they are rotated."""
+
+
+class Attention:
+    """Grouped-query attention of one layer. q, k and v are one product; q and k rotate together."""
+
+    __slots__ = ("_head_dim", "_layer", "_norm", "_out", "_qkv", "_rotated", "out", "qkv")
+
+    def __init__(
+        self,
+        layer: int,
+        config: ModelConfig,
+        options: AttentionOptions,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard,
+    ) -> None:
+        heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
+        parts = [
+            OutputPart("q_proj", heads, width),
+            OutputPart("k_proj", kv_heads, width),
+            OutputPart("v_proj", kv_heads, width),
+        ]
+        self.qkv = MergedLinear(config.hidden_size, parts, options.qkv_bias, dtype, device, shard)
+        self.out = InputCutLinear("o_proj", heads * width, config.hidden_size, options.out_bias, dtype, device, shard)
+        local_heads, local_kv_heads = shard.cut(heads)[1], shard.cut(kv_heads)[1]
+        self._norm = (
+            HeadNorm(local_heads, local_kv_heads, width, config.rms_norm_eps, dtype, device)
+            if options.head_norm
+            else None
+        )
+        self._layer = layer
+        self._head_dim = width
+        self._rotated = (local_heads, local_kv_heads)
+        self._qkv: LinearOperator = UnloadedLinear()
+        self._out: LinearOperator = UnloadedLinear()
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attention: AttentionBackend,
+        plan: AttentionPlan,
+    ) -> torch.Tensor:
+        """x [T, hidden] to [T, hidden]; ``cos`` and ``sin`` are [T, 1, R]."""
+        num_heads, num_kv_heads = self._rotated
+        heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, H + 2 KH, D]
+        rotated = heads[:, : num_heads + num_kv_heads]
+        if self._norm is not None:
+            rotated = self._norm(rotated)
+        rotated = apply_rotary(rotated, cos, sin)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
+        value = heads[:, num_heads + num_kv_heads :]
+        return self._out(attention.attend(self._layer, query, key, value, plan))
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """The checkpoint tensors under ``prefix``, which ends with a dot."""
+        yield from self.qkv.slots(prefix)
+        yield from self.out.slots(prefix)
+        if self._norm is not None:
+            yield from self._norm.slots(prefix)
+
+    def finish(self, method: LinearMethod) -> int:
+        """Prepare the products. Returns the bytes they take."""
+        self._qkv = self.qkv.finish(method)
+        self._out = self.out.finish(method)
+        return self._qkv.num_bytes + self._out.num_bytes

@@ -1,0 +1,55 @@
+"""The gated MLP of a decoder layer."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ...core.errors import UnsupportedModelError
+from ...core.model_config import ModelConfig
+from ...kernels.gated_activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from .linear import InputCutLinear, MergedLinear, OutputPart
+from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
+from .weights import Shard, WeightSlot
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu_and_mul,
+    "swish": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_new": gelu_tanh_and_mul,
+    "gelu_pytorch_tanh": gelu_tanh_and_mul,
+}
+"""By the names that config.json uses."""
+
+
+class GatedMLP:
+    """``down(act(gate(x)) * up(x))``, gate and up as one product."""
+
+    __slots__ = ("_activate", "_down", "_gate_up", "down", "gate_up")
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
+        if config.hidden_act not in _ACTIVATIONS:
+            raise UnsupportedModelError(
+                f"hidden_act {config.hidden_act!r} is not supported; known are {', '.join(_ACTIVATIONS)}"
+            )
+        hidden, inner = config.hidden_size, config.intermediate_size
+        parts = [OutputPart("gate_proj", inner), OutputPart("up_proj", inner)]
+        self.gate_up = MergedLinear(hidden, parts, config.mlp_bias, dtype, device, shard)
+        self.down = InputCutLinear("down_proj", inner, hidden, config.mlp_bias, dtype, device, shard)
+        self._activate = _ACTIVATIONS[config.hidden_act]
+        self._gate_up: LinearOperator = UnloadedLinear()
+        self._down: LinearOperator = UnloadedLinear()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden] to [T, hidden]."""
+        return self._down(self._activate(self._gate_up(x)))
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """The checkpoint tensors under ``prefix``, which ends with a dot."""
+        yield from self.gate_up.slots(prefix)
+        yield from self.down.slots(prefix)
+
+    def finish(self, method: LinearMethod) -> int:
+        """Prepare the products. Returns the bytes they take."""
+        self._gate_up = self.gate_up.finish(method)
+        self._down = self.down.finish(method)
+        return self._gate_up.num_bytes + self._down.num_bytes

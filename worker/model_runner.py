@@ -1,0 +1,121 @@
+"""Runs one step of the model: diff in, drawn tokens out."""
+
+import numpy as np
+import torch
+
+from ..core.config import EngineConfig
+from ..core.step import ModelRunnerOutput, NewRequest, PromptLogprobs, RowLogprobs, SchedulerOutput
+from .attention.backend import AttentionBackend
+from .input_batch import InputBatch, StepInputs
+from .logprobs import LogprobTensors, prompt_logprobs
+from .models.causal_lm import CausalLM
+from .sampler import Sampler
+from .sampling_state import SamplingState
+
+_PROMPT_LOGPROB_ROWS = 128
+"""Prompt positions whose logits exist at one time."""
+
+
+class ModelRunner:
+    """Joins the input batch, the model and the sampler."""
+
+    def __init__(
+        self, config: EngineConfig, device: torch.device, model: CausalLM, attention: AttentionBackend
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._inputs = InputBatch(config, device)
+        self._sampling = SamplingState(
+            config.scheduler.max_num_seqs, config.model.vocab_size, config.scheduler.max_model_len, device
+        )
+        self._sampler = Sampler()
+        self._wants_prompt_logprobs: dict[int, NewRequest] = {}
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Apply the diff, run the model over the step's tokens, draw."""
+        self._apply(output)
+        step = self._inputs.advance(output.chunks)
+        plan = self._attention.plan(step.layout)
+        hidden = self._model.forward(step.input_ids, step.layout.positions, self._attention, plan)
+        token_ids, logprobs = self._draw(hidden, step)
+        return ModelRunnerOutput(
+            step=output.step,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=self._prompt_logprobs(hidden, step, output) if self._wants_prompt_logprobs else [],
+        )
+
+    def release(self, slot: int) -> None:
+        """Forget what a slot held."""
+        self._sampling.remove(slot)
+        self._inputs.release(slot)
+        self._wants_prompt_logprobs.pop(slot, None)
+
+    def _apply(self, output: SchedulerOutput) -> None:
+        for slot in output.released:
+            self.release(slot)
+        for new in output.new:
+            prompt, generated = np.split(new.token_ids, [new.num_prompt_tokens])
+            self._sampling.add(
+                new.slot,
+                new.params,
+                seed=new.seed,
+                prompt_token_ids=prompt,
+                output_token_ids=generated,
+                stop_token_ids=new.stop_token_ids,
+                bad_words=new.bad_words,
+            )
+            if new.params.prompt_logprobs is not None:
+                self._wants_prompt_logprobs[new.slot] = new
+        self._inputs.apply(output)
+
+    def _draw(self, hidden: torch.Tensor, step: StepInputs) -> tuple[np.ndarray, list[RowLogprobs]]:
+        if not len(step.sampling_slots):
+            return np.empty(0, dtype=np.int32), []
+        if step.sampling_tokens is not None:
+            hidden = hidden[step.sampling_tokens]
+        logits = self._model.compute_logits(hidden)
+        batch = self._sampling.batch(step.sampling_slots)
+        drawn = self._sampler.sample(logits, batch, step.draw_positions)
+        slots = torch.from_numpy(step.sampling_slots).to(drawn.token_ids.device)
+        self._inputs.last_tokens[slots] = drawn.token_ids
+        logprobs = _row_logprobs(drawn.logprobs) if drawn.logprobs is not None else []
+        return drawn.token_ids.to("cpu", torch.int32).numpy(), logprobs
+
+    def _prompt_logprobs(self, hidden: torch.Tensor, step: StepInputs, output: SchedulerOutput) -> list[PromptLogprobs]:
+        """Of the prompt tokens that follow those computed in this step."""
+        entries = []
+        layout = step.layout
+        for row, chunk in enumerate(output.chunks, layout.num_decodes):
+            new = self._wants_prompt_logprobs.get(chunk.slot)
+            if new is None:
+                continue
+            first = int(layout.query_start_loc[row])
+            start = int(layout.seq_lens[row]) - chunk.num_tokens + 1  # the hidden state at p is about token p + 1
+            targets = new.token_ids[start : min(start + chunk.num_tokens, new.num_prompt_tokens)]
+            if len(targets):
+                states = hidden[first : first + len(targets)]
+                entries.append(self._score(chunk.slot, start, states, targets, new.params.prompt_logprobs or 0))
+        return entries
+
+    def _score(self, slot: int, start: int, states: torch.Tensor, targets: np.ndarray, count: int) -> PromptLogprobs:
+        ids: list[list[int]] = []
+        values: list[list[float]] = []
+        ranks: list[int] = []
+        wanted = torch.from_numpy(targets.astype(np.int64)).to(states.device)
+        for low in range(0, len(targets), _PROMPT_LOGPROB_ROWS):
+            logits = self._model.compute_logits(states[low : low + _PROMPT_LOGPROB_ROWS])
+            scored = prompt_logprobs(logits, wanted[low : low + _PROMPT_LOGPROB_ROWS], count)
+            for row_ids, row_values, rank in scored.compact():
+                ids.append(row_ids)
+                values.append(row_values)
+                ranks.append(rank)
+        return PromptLogprobs(slot, start, ids, values, ranks)
+
+
+def _row_logprobs(tensors: LogprobTensors) -> list[RowLogprobs]:
+    return [
+        RowLogprobs(row, ids, values, rank)
+        for row, (ids, values, rank) in zip(tensors.rows.tolist(), tensors.to_host().compact(), strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""One short file per architecture, built from shared layers."""

@@ -1,0 +1,118 @@
+"""One rank: a device, its part of the model, its KV cache."""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..core.config import EngineConfig
+from ..core.errors import ConfigurationError
+from ..core.sampling_params import SamplingParams
+from ..core.step import Chunk, ModelRunnerOutput, NewRequest, SchedulerOutput
+from .attention.backend import AttentionBackend
+from .attention.selection import select_backend
+from .loader.loader import load_model
+from .model_runner import ModelRunner
+from .models.causal_lm import CausalLM
+
+logger = logging.getLogger("octavo.worker")
+
+_CPU_CACHE_SHARE = 0.25
+_CPU_CACHE_LIMIT = 4 << 30
+
+
+class Worker:
+    """Loads, measures, runs. All calls come on one thread."""
+
+    def __init__(self, config: EngineConfig, rank: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._device = self._open_device()
+        self._model: CausalLM | None = None
+        self._attention: AttentionBackend | None = None
+        self._runner: ModelRunner | None = None
+
+    def _open_device(self) -> torch.device:
+        device = self._config.device
+        if device.device == "cpu":
+            torch.set_num_threads(device.num_threads or len(os.sched_getaffinity(0)))
+            return torch.device("cpu")
+        if not torch.cuda.is_available():
+            raise ConfigurationError("--device cuda: torch finds no CUDA GPU; use --device cpu or install a CUDA torch")
+        torch.cuda.set_device(self._rank)
+        return torch.device("cuda", self._rank)
+
+    def load(self) -> dict[str, float]:
+        """Load the weights. Returns when each phase was done."""
+        self._model = load_model(self._config, self._device)
+        self._attention = select_backend(self._config, self._device)
+        return {f"worker-{self._rank}: load weights": time.time()}
+
+    def num_blocks(self) -> int:
+        """Blocks for the KV cache, the null block included."""
+        assert self._attention is not None
+        cache = self._config.cache
+        per_block = self._attention.bytes_per_block
+        if cache.memory_bytes is not None:
+            return max(2, cache.memory_bytes // per_block)
+        # More than every slot filled to the context is never used.
+        scheduler = self._config.scheduler
+        most = 1 + scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size)
+        return max(2, min(most, self._free_bytes() // per_block))
+
+    def _free_bytes(self) -> int:
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            return int(free - total * (1 - self._config.cache.memory_utilization))
+        return int(min(_available_memory() * _CPU_CACHE_SHARE, _CPU_CACHE_LIMIT))
+
+    def allocate(self, num_blocks: int) -> dict[str, int]:
+        """Allocate the KV cache and run the model once, so that the first request finds everything warm. Returns the
+        memory ledger in bytes."""
+        assert self._attention is not None and self._model is not None
+        self._attention.allocate(num_blocks)
+        self._runner = ModelRunner(self._config, self._device, self._model, self._attention)
+        self._warm_up()
+        ledger = {"weights": self._model.weight_bytes, "kv cache": num_blocks * self._attention.bytes_per_block}
+        logger.info("memory: %s", ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in ledger.items()))
+        return ledger
+
+    def _warm_up(self) -> None:
+        """A prompt and a decode over the null block: operators choose and cache their kernels for these shapes now."""
+        assert self._runner is not None
+        length = min(16, self._config.scheduler.max_model_len - 1, self._config.scheduler.max_num_batched_tokens)
+        blocks = [0] * (-(-length // self._config.cache.block_size) + 1)
+        params = SamplingParams(temperature=0.0)
+        new = NewRequest(0, "warm-up", np.zeros(length, np.int32), length, 0, blocks, params, 0, [], [])
+        none = np.empty(0, dtype=np.int32)
+        self._runner.execute(SchedulerOutput(0, [], [new], [], none, [Chunk(0, length, True)], length))
+        self._runner.execute(SchedulerOutput(0, [], [], [], np.zeros(1, dtype=np.int32), [], 1))
+        self._runner.release(0)
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        assert self._runner is not None
+        return self._runner.execute(output)
+
+    def close(self) -> None:
+        """Drop the model and the cache."""
+        self._runner = self._attention = self._model = None
+
+
+def _available_memory() -> int:
+    """Bytes that can be had without swapping: the kernel's estimate, cut by the container's limit."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            available = min(available, int(limit) - used)
+    except (OSError, ValueError):
+        pass  # no such files: not Linux, or no container
+    return max(0, available)
