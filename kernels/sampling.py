@@ -1,5 +1,6 @@
-"""Drawing one token per row of logits: the torch reference, whose results a Triton kernel can reproduce bit for bit.
+"""Drawing one token per row of logits: the torch reference.
 
+A Triton kernel can reproduce all of it bit for bit, given the same float32 probabilities (devices differ in ``exp``).
 Every row is computed as if it were alone. Three things make that hold on any device and for any batch:
 
 - *Noise* is a counter-based hash of (seed, position), in wrapping 64-bit integer arithmetic.
