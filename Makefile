@@ -1,0 +1,60 @@
+# Everything a checkout needs, with Debian's python3 and its venv module as the only assumption.
+# `make serve` is the quickest way in; `make check` and `make test` are what CI runs.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+HOST   ?= 127.0.0.1
+PORT   ?= 8000
+ARGS   ?=
+
+# GNU OpenMP's threads spin while they wait, which starves the other processes of a test run on few cores.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: help install install-dev serve test test-gpu check format wheel clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed  ## make .venv with the octavo command in it
+
+# torch goes first and by its exact version, so that the resolver takes the build that this machine's index offers
+# (a CPU build where there is one) and nothing later can change it.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint constraints.txt "$$(grep -m1 '^torch==' constraints.txt)"
+	$(PIP) install --constraint constraints.txt --editable .
+	@touch $@
+
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install --constraint constraints.txt --editable '.[test,dev]'
+	@touch $@
+
+serve: install  ## serve the default model on 127.0.0.1:8000 (ARGS="MODEL --flag ..." for more)
+	$(BIN)/octavo serve $(ARGS) --host $(HOST) --port $(PORT)
+
+test: install-dev  ## the whole test suite (ARGS="tests/core -k name" for a part)
+	$(BIN)/pytest $(ARGS)
+
+test-gpu: install-dev  ## only the tests that need a GPU
+	$(BIN)/pytest -m gpu $(ARGS)
+
+check: install-dev  ## formatter, linter, type checker, house rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/pytest -q tests/house
+
+format: install-dev  ## format the code and apply safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: install  ## build dist/octavo-*.whl
+	$(PIP) wheel --no-deps --wheel-dir dist .
+
+clean:  ## remove what these targets made, .venv included
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Benchmarks: throughput, latency, a load generator for any server, and the waterfall of a start."""

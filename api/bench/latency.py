@@ -1,0 +1,115 @@
+"""``octavo bench latency``: one batch at a time, repeated: how long until the first token, and between tokens."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cyclopts import Parameter
+
+from ...core.engine_args import EngineArgs
+from ...core.outputs import RequestOutput
+from ...core.sampling_params import RequestOutputKind, SamplingParams
+from ..config_file import UsageError
+from .report import mean, percentile, print_table, progress, write_json
+from .workload import fixed_work
+
+PERCENTILES = (50, 90, 99)
+
+
+@Parameter(name="*")
+@dataclass(kw_only=True)
+class LatencyArgs:
+    """The batch, and how often it runs."""
+
+    batch_size: int = 1
+    """Requests that run at the same time."""
+
+    input_len: int = 128
+    """Prompt tokens of each."""
+
+    output_len: int = 64
+    """Output tokens of each."""
+
+    repeat: int = 5
+    """Measured repetitions."""
+
+    warmup: int = 1
+    """Repetitions before them that do not count."""
+
+    json: Path | None = None
+    """Also write the results to this file."""
+
+    def check(self) -> None:
+        """Raises ``UsageError`` for a number that cannot be used."""
+        for name, least in (("batch_size", 1), ("input_len", 1), ("output_len", 2), ("repeat", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+
+
+@dataclass(slots=True)
+class LatencySamples:
+    """Milliseconds, one value for each request of each repetition (``batch_ms``: for each repetition)."""
+
+    prefill_ms: list[float]
+    """From the first time the request was scheduled to its first token."""
+    token_ms: list[float]
+    """Mean time from one token to the next."""
+    batch_ms: list[float]
+    """From the call to the last token of the batch, as the caller sees it."""
+
+    def add(self, outputs: Sequence[RequestOutput], batch_seconds: float) -> None:
+        """Takes the times of one repetition's finished requests."""
+        self.batch_ms.append(1000.0 * batch_seconds)
+        for output in outputs:
+            times = output.timings
+            if times.first_token is None or times.last_token is None:
+                continue
+            began = times.first_scheduled if times.first_scheduled is not None else times.arrival
+            self.prefill_ms.append(1000.0 * (times.first_token - began))
+            gaps = output.num_generated_tokens - 1
+            if gaps > 0:
+                self.token_ms.append(1000.0 * (times.last_token - times.first_token) / gaps)
+
+    def rows(self) -> list[list[object]]:
+        """Name, mean and percentiles of each kind of sample."""
+        named = (("prefill", self.prefill_ms), ("per token", self.token_ms), ("whole batch", self.batch_ms))
+        return [[name, mean(values), *(percentile(values, p) for p in PERCENTILES)] for name, values in named]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the summary, and every sample."""
+        keys = ["mean", *(f"p{p}" for p in PERCENTILES)]
+        summary = {str(row[0]).replace(" ", "_"): dict(zip(keys, row[1:], strict=True)) for row in self.rows()}
+        return {"milliseconds": summary, "samples": asdict(self)}
+
+
+def run_latency(engine: EngineArgs, args: LatencyArgs) -> int:
+    """Measures, prints the table and writes the JSON. The exit code."""
+    args.check()
+    from ...engine.checkpoint import resolve_model
+    from ..llm import LLM
+
+    folder = resolve_model(engine.model)
+    config = engine.build(folder)
+    work = fixed_work(args.batch_size, args.input_len, args.output_len)
+    if work.longest > config.model.max_model_len:
+        raise UsageError(f"{work.longest} tokens are above --max-model-len {config.model.max_model_len}")
+    parameters = SamplingParams(
+        temperature=0.0, max_tokens=args.output_len, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+    samples = LatencySamples([], [], [])
+    with LLM(**asdict(engine)) as llm:
+        for repetition in range(-args.warmup, args.repeat):
+            prompts = work.prompts(config.model.vocab_size, seed=engine.seed + repetition)
+            began = time.perf_counter()
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+            seconds = time.perf_counter() - began
+            progress(f"{'warm-up' if repetition < 0 else f'run {repetition + 1} of {args.repeat}'}: {seconds:.3f} s")
+            if repetition >= 0:
+                samples.add(outputs, seconds)
+    shape = f"{args.batch_size} x ({args.input_len} + {args.output_len})"
+    title = f"Latency in ms of {engine.model or folder.name}, {config.model.dtype}: {shape}"
+    print_table(title, ["", "mean", *(f"p{p}" for p in PERCENTILES)], samples.rows())
+    write_json(args.json, "latency", {"model": str(folder), "work": work.name, **samples.as_dict()})
+    return 0

@@ -1,0 +1,173 @@
+"""``octavo bench throughput``: tokens per second of offline work, alone or beside Transformers in the same run."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from cyclopts import Parameter
+
+from ...core.engine_args import EngineArgs
+from ...core.errors import EngineError
+from ..config_file import UsageError
+from .contestant import Contestant, OctavoContestant, TransformersContestant
+from .report import print_table, progress, write_json
+from .workload import Work, fixed_work, parse_work
+
+
+@Parameter(name="*")
+@dataclass(kw_only=True)
+class ThroughputArgs:
+    """What to run, and against whom."""
+
+    num_requests: int = 32
+    """Requests of the work, all at once."""
+
+    input_len: int = 128
+    """Prompt tokens of each."""
+
+    output_len: int = 64
+    """Output tokens of each."""
+
+    work: list[str] = field(default_factory=list)
+    """Work in place of the three flags above, and as often as wanted: fixed:N:IN:OUT or ragged:N:LOW-HIGH:LOW-HIGH."""
+
+    rounds: int = 1
+    """Times that each work is measured."""
+
+    against: Literal["transformers"] | None = None
+    """Also run Transformers' generate on the same work, between two runs of Octavo in each round."""
+
+    against_batch: int | None = None
+    """Requests in one padded batch of Transformers. Without it, all of them."""
+
+    json: Path | None = None
+    """Also write the results to this file."""
+
+    def works(self, seed: int) -> list[Work]:
+        """The works to measure. Raises ``UsageError`` for a number below one or a malformed ``--work``."""
+        for name in ("num_requests", "input_len", "output_len", "rounds", "against_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if self.work:
+            return [parse_work(spec, seed) for spec in self.work]
+        return [fixed_work(self.num_requests, self.input_len, self.output_len)]
+
+
+@dataclass(slots=True)
+class Measurement:
+    """All runs of one contestant on one work."""
+
+    work: Work
+    system: str
+    seconds: list[float]
+    """One entry for each run."""
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens per second over all runs."""
+        return self.work.output_tokens * len(self.seconds) / sum(self.seconds)
+
+    @property
+    def total_rate(self) -> float:
+        """Prompt and output tokens per second over all runs."""
+        return (self.work.prompt_tokens + self.work.output_tokens) * len(self.seconds) / sum(self.seconds)
+
+    @property
+    def request_rate(self) -> float:
+        """Requests per second over all runs."""
+        return self.work.num_requests * len(self.seconds) / sum(self.seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "work": self.work.name,
+            "system": self.system,
+            "num_requests": self.work.num_requests,
+            "prompt_tokens": self.work.prompt_tokens,
+            "output_tokens": self.work.output_tokens,
+            "seconds": self.seconds,
+            "output_tokens_per_second": self.output_rate,
+            "total_tokens_per_second": self.total_rate,
+            "requests_per_second": self.request_rate,
+        }
+
+
+def run_throughput(engine: EngineArgs, args: ThroughputArgs) -> int:
+    """Measures, prints the table and writes the JSON. The exit code."""
+    from ...engine.checkpoint import resolve_model
+
+    works = args.works(engine.seed)
+    folder = resolve_model(engine.model)
+    # Read again by the engine itself; here for the vocabulary, and so that a bad flag fails before a model loads.
+    config = engine.build(folder)
+    for work in works:
+        limit = config.model.max_model_len
+        if work.longest > limit:
+            raise UsageError(f"{work.name} needs {work.longest} tokens, above --max-model-len {limit}")
+    contestants: list[Contestant] = [OctavoContestant(engine)]
+    if args.against == "transformers":
+        progress("loading Transformers ...")
+        contestants.append(TransformersContestant(folder, engine, args.against_batch))
+    try:
+        measurements = [
+            measurement
+            for work in works
+            for measurement in measure(work, contestants, config.model.vocab_size, engine.seed, args.rounds)
+        ]
+    finally:
+        for contestant in contestants:
+            contestant.close()
+    title = ", ".join(filter(None, (engine.model or folder.name, config.model.dtype, engine.quantization)))
+    _print(title, measurements)
+    results = [measurement.as_dict() for measurement in measurements]
+    write_json(args.json, "throughput", {"model": str(folder), "dtype": config.model.dtype, "results": results})
+    return 0
+
+
+def measure(
+    work: Work,
+    contestants: Sequence[Contestant],
+    vocab_size: int,
+    seed: int,
+    rounds: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Measurement]:
+    """Lets each contestant do ``work``, one after the other: A, or A-B-A in each round.
+
+    The first contestant frames the others, so that a machine that slows down or speeds up meanwhile shows in its two
+    runs instead of in the ratio. Each run has prompts of its own, so that no prefix cache helps in a later one; equal
+    turns of different contestants have the same prompts. Everyone warms up on a small part first.
+    """
+    turns = [0, *range(1, len(contestants)), *([0] if len(contestants) > 1 else [])] * rounds
+    warmup = work.prompts(vocab_size, seed=-1)[: min(4, work.num_requests)]
+    for contestant in contestants:
+        contestant.generate(warmup, [min(4, n) for n in work.output_lens[: len(warmup)]])
+    results = [Measurement(work, contestant.name, []) for contestant in contestants]
+    for turn in turns:
+        result = results[turn]
+        prompts = work.prompts(vocab_size, seed + 1000 * len(result.seconds))
+        began = clock()
+        generated = contestants[turn].generate(prompts, work.output_lens)
+        seconds = clock() - began
+        if generated != work.output_tokens:
+            raise EngineError(f"{result.system} gave {generated} tokens of {work.output_tokens} in {work.name}")
+        result.seconds.append(seconds)
+        progress(f"{work.name} {result.system}: {work.output_tokens / seconds:.1f} output tok/s in {seconds:.2f} s")
+    return results
+
+
+def _print(title: str, measurements: Sequence[Measurement]) -> None:
+    columns = ["work", "system", "output tok/s", "total tok/s", "requests/s", "seconds", "ratio"]
+    reference = {m.work.name: m.output_rate for m in measurements if m.system != OctavoContestant.name}
+    rows = []
+    for m in measurements:
+        against = reference.get(m.work.name)
+        ratio = f"{m.output_rate / against:.2f}x" if against and m.system == OctavoContestant.name else None
+        seconds = " / ".join(f"{value:.2f}" for value in m.seconds)
+        rows.append([m.work.name, m.system, m.output_rate, m.total_rate, m.request_rate, seconds, ratio])
+    if not reference:
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    print_table(f"Throughput of {title}", columns, rows)
