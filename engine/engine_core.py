@@ -1,7 +1,6 @@
 """The heart: schedule, execute, update, over and over."""
 
 import logging
-from concurrent.futures import Future
 
 import msgspec
 
@@ -12,8 +11,7 @@ from ..core.errors import ConfigurationError
 from ..core.request import Request
 from ..core.scheduler import Scheduler
 from ..core.startup import StartupTimeline
-from ..core.step import ModelRunnerOutput
-from ..executor.executor import Executor
+from ..executor.executor import Executor, StepFuture
 
 logger = logging.getLogger("octavo.engine")
 
@@ -39,7 +37,7 @@ class EngineCore:
         self.memory = executor.call("allocate", num_blocks)[0]
         timeline.mark("kv cache")
         self.scheduler = Scheduler(self.config, num_clients)
-        self._pending: Future[ModelRunnerOutput] | None = None
+        self._pending: StepFuture | None = None
         self.step = self._step_overlapped if config.scheduler.overlap else self._step_plain
 
     @property

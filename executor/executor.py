@@ -1,11 +1,18 @@
 """The interface between the engine's loop and the workers that run the model."""
 
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from ..core.config import EngineConfig
 from ..core.step import ModelRunnerOutput, SchedulerOutput
+
+
+class StepFuture(Protocol):
+    """What a step will have drawn."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for it. Raises the worker's exception."""
+        ...
 
 
 class Executor(ABC):
@@ -19,8 +26,8 @@ class Executor(ABC):
         """Call a method on every worker and wait. One result for each rank; a worker's exception is raised here."""
 
     @abstractmethod
-    def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run a step. Returns at once; the future carries what was drawn, or the worker's exception."""
+    def execute(self, output: SchedulerOutput) -> StepFuture:
+        """Start a step. Returns at once; results are asked for in the order of the steps."""
 
     @abstractmethod
     def shutdown(self) -> None:

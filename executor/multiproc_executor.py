@@ -16,9 +16,9 @@ import msgspec
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigurationError, EngineDeadError, EngineError
-from ..core.step import ModelRunnerOutput, SchedulerOutput
+from ..core.step import SchedulerOutput
 from .child_process import ChildProcess, describe_exit
-from .executor import Executor
+from .executor import Executor, StepFuture
 from .shared_ring import ReaderEnd, RingClosedError, RingReader, RingWriter, close_fds, make_ring
 from .worker_messages import WorkerCall, WorkerError, WorkerResult, WorkerStep, WorkerStepResult, encoder, reply_decoder
 
@@ -98,7 +98,7 @@ class MultiprocExecutor(Executor):
             self._send(WorkerCall(method, list(arguments)))
         return [future.result() for future in futures]
 
-    def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def execute(self, output: SchedulerOutput) -> StepFuture:
         with self._lock:
             future = self._ranks[0].expect()
             self._send(WorkerStep(output))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.config import EngineConfig
 from ..core.step import Chunk, ModelRunnerOutput, NewRequest, SchedulerOutput
-from .executor import Executor
+from .executor import Executor, StepFuture
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -88,7 +88,7 @@ class SimulatedExecutor(Executor):
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [{"num_blocks": len(self._keys), "load": {}, "allocate": {}}[method]]
 
-    def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def execute(self, output: SchedulerOutput) -> StepFuture:
         if self.keep_steps:
             self.steps.append(output)
         for slot in output.released:

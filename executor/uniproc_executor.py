@@ -1,37 +1,67 @@
 """One worker inside the engine's process."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..core.config import EngineConfig
 from ..core.step import ModelRunnerOutput, SchedulerOutput
-from .executor import Executor
-from .worker_protocol import worker_factory
+from .executor import Executor, StepFuture
+from .worker_protocol import PendingStep, worker_factory
+
+
+class _Caller:
+    """Calls at once, on the caller's thread: for a device that works by itself once its work is launched."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Nothing runs."""
+
+
+class _Launched:
+    """A step whose launch was submitted."""
+
+    __slots__ = ("_launch",)
+
+    def __init__(self, launch: Future[PendingStep]) -> None:
+        self._launch = launch
+
+    def result(self) -> ModelRunnerOutput:
+        return self._launch.result()()
 
 
 class UniProcExecutor(Executor):
-    """Runs the worker on one thread of its own.
+    """Runs the worker in this process.
 
-    The thread lets the engine's loop prepare step n+1 while step n runs (torch releases the interpreter lock inside
-    its operations). That it is always the same thread matters on a CPU: OpenMP keeps a team of threads for each
-    thread that calls it, and two teams on the same cores disturb each other.
+    On a CPU it has a thread of its own, so that the engine's loop prepares step n+1 while step n runs (torch releases
+    the interpreter lock inside its operations). That it is always the same thread matters: OpenMP keeps a team of
+    threads for each thread that calls it, and two teams on the same cores disturb each other. A GPU runs by itself
+    once a step is launched, so there the loop's own thread launches.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-worker")
+        own_thread = config.device.device == "cpu"
+        self._caller = ThreadPoolExecutor(1, thread_name_prefix="octavo-worker") if own_thread else _Caller()
         factory = worker_factory(config.parallel.worker)
-        self._worker = self._thread.submit(factory, config, 0).result()
+        self._worker = self._caller.submit(factory, config, 0).result()
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        return [self._thread.submit(getattr(self._worker, method), *arguments).result()]
+        return [self._caller.submit(getattr(self._worker, method), *arguments).result()]
 
-    def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        return self._thread.submit(self._worker.execute, output)
+    def execute(self, output: SchedulerOutput) -> StepFuture:
+        return _Launched(self._caller.submit(self._worker.launch, output))
 
     def shutdown(self) -> None:
         try:
-            self._thread.submit(self._worker.close)
+            self._caller.submit(self._worker.close)
         except RuntimeError:
             return  # shut down already
-        self._thread.shutdown(wait=True)
+        self._caller.shutdown(wait=True)

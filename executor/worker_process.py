@@ -2,7 +2,10 @@
 
 import logging
 import os
+import queue
+import threading
 import traceback
+from collections.abc import Callable
 
 import msgspec
 
@@ -14,7 +17,6 @@ from .worker_messages import (
     WorkerCall,
     WorkerError,
     WorkerResult,
-    WorkerStep,
     WorkerStepResult,
     encoder,
     task_decoder,
@@ -22,6 +24,8 @@ from .worker_messages import (
 from .worker_protocol import WorkerProtocol, worker_factory
 
 logger = logging.getLogger("octavo.worker")
+
+Reply = WorkerResult | WorkerStepResult | WorkerError
 
 
 def main(payload: bytes, fds: list[int]) -> None:
@@ -39,22 +43,41 @@ def main(payload: bytes, fds: list[int]) -> None:
 
 
 def _serve(rank: int, config: EngineConfig, tasks: RingReader, replies: RingWriter) -> None:
+    pending: queue.SimpleQueue[Callable[[], Reply]] = queue.SimpleQueue()
+    threading.Thread(target=_send_replies, args=(pending, replies), name="octavo-replies", daemon=True).start()
     worker: WorkerProtocol | None = None
     while True:
         task = task_decoder.decode(tasks.read())
         try:
             if worker is None:
                 worker = worker_factory(config.parallel.worker)(config, rank)
-            reply = _do(worker, task, rank)
+            if isinstance(task, WorkerCall):
+                result = WorkerResult(getattr(worker, task.method)(*task.arguments))
+                pending.put(lambda result=result: result)
+            else:
+                step = worker.launch(task.output)
+                if rank == 0:
+                    pending.put(lambda step=step: WorkerStepResult(step()))
         except Exception as error:
-            message = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
-            reply = WorkerError(message, isinstance(error, ConfigurationError), traceback.format_exc())
-        if reply is not None:
+            failure = _failure(error)
+            pending.put(lambda failure=failure: failure)
+
+
+def _send_replies(pending: "queue.SimpleQueue[Callable[[], Reply]]", replies: RingWriter) -> None:
+    """Answers in the order of the tasks, while the next ones are being launched."""
+    while True:
+        produce = pending.get()
+        try:
+            reply = produce()
+        except Exception as error:
+            reply = _failure(error)
+        try:
             replies.write(encoder.encode(reply))
+        except RingClosedError:
+            return  # the executor is gone; the main thread notices, too
 
 
-def _do(worker: WorkerProtocol, task: WorkerCall | WorkerStep, rank: int) -> WorkerResult | WorkerStepResult | None:
-    if isinstance(task, WorkerCall):
-        return WorkerResult(getattr(worker, task.method)(*task.arguments))
-    output = worker.execute(task.output)
-    return WorkerStepResult(output) if rank == 0 else None
+def _failure(error: Exception) -> WorkerError:
+    configuration = isinstance(error, ConfigurationError)
+    message = str(error) if configuration else f"{type(error).__name__}: {error}"
+    return WorkerError(message, configuration, "".join(traceback.format_exception(error)))

@@ -1,11 +1,16 @@
 """What an executor needs of a worker, and how it finds the class."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigurationError
 from ..core.step import ModelRunnerOutput, SchedulerOutput
+
+
+PendingStep = Callable[[], ModelRunnerOutput]
+"""A step that was started: waits for what it draws. Called once, on any thread, in the order of the steps."""
 
 
 class WorkerProtocol(Protocol):
@@ -23,8 +28,8 @@ class WorkerProtocol(Protocol):
         """Allocate the KV cache. Returns the memory ledger in bytes."""
         ...
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
+    def launch(self, output: SchedulerOutput) -> PendingStep:
+        """Start one step. On a device that works by itself this returns while it runs."""
         ...
 
     def close(self) -> None:

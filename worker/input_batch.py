@@ -74,6 +74,10 @@ class InputBatch:
         """The tokens that came with the request, int32."""
         return self._known[slot]
 
+    def keep_drawn(self, slots: np.ndarray, token_ids: torch.Tensor) -> None:
+        """Remember the tokens (device, int64 [S]) drawn in these slots."""
+        self.last_tokens[self._tensor(slots)] = token_ids
+
     def advance(self, chunks: list[Chunk]) -> StepInputs:
         """The inputs of this step; its tokens count as computed from here on."""
         decodes = self._decodes

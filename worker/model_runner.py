@@ -1,15 +1,18 @@
 """Runs one step of the model: diff in, drawn tokens out."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from ..core.config import EngineConfig
-from ..core.step import ModelRunnerOutput, NewRequest, PromptLogprobs, RowLogprobs, SchedulerOutput
+from ..core.step import ModelRunnerOutput, NewRequest, PromptLogprobs, SchedulerOutput
 from .attention.backend import AttentionBackend
 from .input_batch import InputBatch, StepInputs
-from .logprobs import LogprobTensors, prompt_logprobs
+from .logprobs import prompt_logprobs
 from .models.causal_lm import CausalLM
-from .sampler import Sampler
+from .pending_output import PendingOutput
+from .sampler import Sampler, SamplerOutput
 from .sampling_state import SamplingState
 
 _PROMPT_LOGPROB_ROWS = 128
@@ -22,6 +25,7 @@ class ModelRunner:
     def __init__(
         self, config: EngineConfig, device: torch.device, model: CausalLM, attention: AttentionBackend
     ) -> None:
+        self._device = device
         self._model = model
         self._attention = attention
         self._inputs = InputBatch(config, device)
@@ -32,19 +36,18 @@ class ModelRunner:
         self._wants_prompt_logprobs: dict[int, NewRequest] = {}
 
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Apply the diff, run the model over the step's tokens, draw."""
+    def launch(self, output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
+        """Apply the diff, run the model over the step's tokens, draw.
+
+        On a GPU all of it is only launched here; the returned function waits for the copy of what was drawn.
+        """
         self._apply(output)
         step = self._inputs.advance(output.chunks)
         plan = self._attention.plan(step.layout)
         hidden = self._model.forward(step.input_ids, step.layout.positions, self._attention, plan)
-        token_ids, logprobs = self._draw(hidden, step)
-        return ModelRunnerOutput(
-            step=output.step,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=self._prompt_logprobs(hidden, step, output) if self._wants_prompt_logprobs else [],
-        )
+        drawn = self._draw(hidden, step)
+        scores = self._prompt_logprobs(hidden, step, output) if self._wants_prompt_logprobs else []
+        return PendingOutput(output.step, drawn, scores, self._device).wait
 
     def release(self, slot: int) -> None:
         """Forget what a slot held."""
@@ -70,18 +73,16 @@ class ModelRunner:
                 self._wants_prompt_logprobs[new.slot] = new
         self._inputs.apply(output)
 
-    def _draw(self, hidden: torch.Tensor, step: StepInputs) -> tuple[np.ndarray, list[RowLogprobs]]:
+    def _draw(self, hidden: torch.Tensor, step: StepInputs) -> SamplerOutput | None:
         if not len(step.sampling_slots):
-            return np.empty(0, dtype=np.int32), []
+            return None
         if step.sampling_tokens is not None:
             hidden = hidden[step.sampling_tokens]
         logits = self._model.compute_logits(hidden)
         batch = self._sampling.batch(step.sampling_slots)
         drawn = self._sampler.sample(logits, batch, step.draw_positions)
-        slots = torch.from_numpy(step.sampling_slots).to(drawn.token_ids.device)
-        self._inputs.last_tokens[slots] = drawn.token_ids
-        logprobs = _row_logprobs(drawn.logprobs) if drawn.logprobs is not None else []
-        return drawn.token_ids.to("cpu", torch.int32).numpy(), logprobs
+        self._inputs.keep_drawn(step.sampling_slots, drawn.token_ids)
+        return drawn
 
     def _prompt_logprobs(self, hidden: torch.Tensor, step: StepInputs, output: SchedulerOutput) -> list[PromptLogprobs]:
         """Of the prompt tokens that follow those computed in this step."""
@@ -112,10 +113,3 @@ class ModelRunner:
                 values.append(row_values)
                 ranks.append(rank)
         return PromptLogprobs(slot, start, ids, values, ranks)
-
-
-def _row_logprobs(tensors: LogprobTensors) -> list[RowLogprobs]:
-    return [
-        RowLogprobs(row, ids, values, rank)
-        for row, (ids, values, rank) in zip(tensors.rows.tolist(), tensors.to_host().compact(), strict=True)
-    ]

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -88,14 +89,14 @@ class Worker:
         params = SamplingParams(temperature=0.0)
         new = NewRequest(0, "warm-up", np.zeros(length, np.int32), length, 0, blocks, params, 0, [], [])
         none = np.empty(0, dtype=np.int32)
-        self._runner.execute(SchedulerOutput(0, [], [new], [], none, [Chunk(0, length, True)], length))
-        self._runner.execute(SchedulerOutput(0, [], [], [], np.zeros(1, dtype=np.int32), [], 1))
+        self._runner.launch(SchedulerOutput(0, [], [new], [], none, [Chunk(0, length, True)], length))
+        self._runner.launch(SchedulerOutput(0, [], [], [], np.zeros(1, dtype=np.int32), [], 1))()
         self._runner.release(0)
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
+    def launch(self, output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
+        """Start one step; the returned function waits for what it draws."""
         assert self._runner is not None
-        return self._runner.execute(output)
+        return self._runner.launch(output)
 
     def close(self) -> None:
         """Drop the model and the cache."""

@@ -19,7 +19,9 @@ from octavo.executor.multiproc_executor import MultiprocExecutor
 
 
 def step_of(number: int, num_tokens: int = 3) -> SchedulerOutput:
-    new = NewRequest(0, f"r{number}", np.arange(num_tokens, dtype=np.int32), num_tokens, 0, [1], SamplingParams(), 0, [], [])
+    new = NewRequest(
+        0, f"r{number}", np.arange(num_tokens, dtype=np.int32), num_tokens, 0, [1], SamplingParams(), 0, [], []
+    )
     return SchedulerOutput(number, [], [new], [], None, [Chunk(0, num_tokens, True)], num_tokens)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigurationError
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.executor.worker_protocol import PendingStep
 
 
 class TrivialWorker:
@@ -26,10 +27,11 @@ class TrivialWorker:
     def allocate(self, num_blocks: int) -> dict[str, int]:
         return {"kv cache": num_blocks}
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, output: SchedulerOutput) -> PendingStep:
         self.steps.append(output.step)
         lengths = [len(new.token_ids) for new in output.new]
-        return ModelRunnerOutput(output.step, np.array([output.step * 10 + self.rank, *lengths], dtype=np.int32))
+        tokens = np.array([output.step * 10 + self.rank, *lengths], dtype=np.int32)
+        return lambda: ModelRunnerOutput(output.step, tokens)
 
     def seen(self) -> list[int]:
         return self.steps
