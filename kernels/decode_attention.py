@@ -3,21 +3,15 @@
 import torch
 import torch.nn.functional as F
 
-MATMUL_MIN_KEYS = 1536
-"""Keys (rows times padded length) from which two batched products beat one fused call on a CPU."""
-MATMUL_MAX_KV_HEADS = 8
+PRODUCTS_MIN_KEYS = 448
+"""Keys (rows times padded length) from which, in 16 bits, two batched products beat one fused call on a CPU."""
+PRODUCTS_MAX_KV_HEADS = 16
 """The products below multiply by zeros in all but one of the KV heads, which stops paying beyond this many."""
 
 
-def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """Copy the blocks (int32 ids [B]) of a cache [num_blocks, block_size, KH, D] to the front of a flat scratch tensor.
-
-    Returns that front as [B, block_size, KH, D].
-    """
-    shape = (blocks.shape[0], *cache.shape[1:])
-    front = scratch[: blocks.shape[0] * cache.stride(0)]
-    torch.index_select(cache.flatten(1), 0, blocks, out=front.view(blocks.shape[0], -1))
-    return front.view(shape)
+def gather_blocks(cache_blocks: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy blocks (int32 ids [B]) of a cache seen as [num_blocks, block_size * KH * D] into ``out`` [B, same]."""
+    torch.index_select(cache_blocks, 0, blocks, out=out)
 
 
 def decode_attention(
@@ -29,7 +23,9 @@ def decode_attention(
     """
     rows, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[2]
-    if rows * key.shape[1] >= MATMUL_MIN_KEYS and num_kv_heads <= MATMUL_MAX_KV_HEADS:
+    # Float32 is as fast in the fused call at any size. Without grouping the fused call's 16-bit products are very slow.
+    many = rows * key.shape[1] >= PRODUCTS_MIN_KEYS or num_heads == num_kv_heads
+    if many and query.dtype != torch.float32 and num_kv_heads <= PRODUCTS_MAX_KV_HEADS:
         return _by_products(query, key, value, mask, scale)
     # Heads that share keys become queries of one KV head: each key is read once, not once per head.
     grouped = query.view(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)

@@ -6,17 +6,17 @@ import torch
 def write_kv(
     key: torch.Tensor,
     value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_slots: torch.Tensor,
+    value_slots: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
     """Store ``key`` and ``value`` [T, KH, D] at their slots, in place.
 
-    The caches are [num_blocks, block_size, KH, D] and contiguous; ``slot_mapping`` int64 [T] counts slots through the
-    whole pool (``block_id * block_size + offset``). No slot may appear twice.
+    ``key_slots`` and ``value_slots`` are the caches seen as [num_blocks * block_size, KH, D]; ``slot_mapping`` int64
+    [T] counts slots through the whole pool (``block_id * block_size + offset``). No slot may appear twice.
     """
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+    key_slots.index_copy_(0, slot_mapping, key)
+    value_slots.index_copy_(0, slot_mapping, value)
 
 
 def clear_blocks(key_cache: torch.Tensor, value_cache: torch.Tensor, blocks: torch.Tensor) -> None:

@@ -1,9 +1,19 @@
 """Matrix products with weights as they are, and with weights packed for a CPU's matrix units."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
-_packed_product = torch.ops.mkldnn._linear_pointwise.default
+
+def _no_onednn(*arguments: object) -> torch.Tensor:
+    raise RuntimeError("this build of torch has no oneDNN: packed weights cannot be multiplied")
+
+
+# Looked up once: finding the overload anew would cost each call as much as the rest of its overhead.
+_packed_product: Callable[..., torch.Tensor] = (
+    torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else _no_onednn
+)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

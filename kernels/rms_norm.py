@@ -10,8 +10,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     were trained and are evaluated, so that float32 results agree with theirs to the last bits.
     """
     wide = x.float()
-    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (wide * scale).to(x.dtype).mul_(weight)
+    # A norm instead of a mean of squares: one pass less over what is mostly overhead when rows are few.
+    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    normalized = wide * scale if wide is x else wide.mul_(scale).to(x.dtype)
+    return normalized.mul_(weight)
 
 
 def add_rms_norm(

@@ -51,7 +51,7 @@ def test_vocabulary_shards_sum_to_the_whole_lookup() -> None:
 def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
     keys, values = torch.zeros(4, 2, 3, 5), torch.zeros(4, 2, 3, 5)
     key, value = torch.randn(3, 3, 5), torch.randn(3, 3, 5)
-    write_kv(key, value, keys, values, torch.tensor([7, 2, 4]))
+    write_kv(key, value, keys.flatten(0, 1), values.flatten(0, 1), torch.tensor([7, 2, 4]))
     assert torch.equal(keys[[3, 1, 2], [1, 0, 0]], key)
     assert torch.equal(values[[3, 1, 2], [1, 0, 0]], value)
     assert keys.count_nonzero() == key.numel()

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from octavo.api.engine_interface import TokensPrompt
 from octavo.core.config import CacheConfig, DeviceConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from octavo.core.engine_output import EngineReady
 from octavo.core.errors import EngineDeadError, EngineError
 from octavo.core.model_config import ModelConfig, RopeConfig
 from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings, TokenLogprobs
@@ -104,6 +105,7 @@ class StubEngine:
     default_sampling: dict[str, Any] = field(default_factory=dict)
     status: str = "ready"
     dead_error: EngineError | None = None
+    engine_info: EngineReady | None = None
     lowest: float = -math.inf
     """Log probability of the worst alternative."""
 

@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from checkpoints import make_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_model import Sequence, build_layout
+from paged_model import Sequence, build_layout, engine_config
 
 from octavo.core.errors import ConfigurationError
 from octavo.kernels.paged_attention import paged_attention
 from octavo.worker.attention.backend import AttentionPlan
 from octavo.worker.attention.decode_groups import group_rows
+from octavo.worker.attention.selection import select_backend
 from octavo.worker.attention.torch_backend import TorchAttentionBackend
 
 CPU = torch.device("cpu")
@@ -167,11 +169,6 @@ def test_similar_rows_stay_together_and_a_long_one_goes_apart() -> None:
 
 
 def test_an_attention_backend_that_does_not_exist_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from checkpoints import make_checkpoint
-    from paged_model import engine_config
-
-    from octavo.worker.attention.selection import select_backend
-
     folder = make_checkpoint(tmp_path_factory.mktemp("model"))
-    with pytest.raises(ConfigurationError, match="--attention-backend 'flash9'.*auto or torch"):
+    with pytest.raises(ConfigurationError, match=r"--attention-backend 'flash9'.*auto or torch"):
         select_backend(engine_config(folder, attention_backend="flash9"), CPU)

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,3 +185,28 @@ def test_shards_of_a_layer_together_are_the_layer(folder: Path) -> None:
         assert torch.equal(half.bias, biases)
     joined = torch.cat([half.weight for half in input_halves if half.weight is not None], 1)
     assert inputs.weight is not None and torch.equal(joined, inputs.weight)
+
+
+_COUNT_FAULTS = """
+import resource, sys, torch
+from octavo.worker.loader.heap import keep_freed_memory
+if sys.argv[1] == "keep" and not keep_freed_memory():
+    sys.exit("the C library refused")
+for _ in range(30):  # the heap grows for a while before it fits
+    torch.ones(40 << 20, dtype=torch.int8)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(40 << 20, dtype=torch.int8)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults_of_repeated_allocation(how: str) -> int:
+    command = [sys.executable, "-c", _COUNT_FAULTS, how]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap of another C library is left alone")
+def test_large_activations_are_not_faulted_in_anew_each_time() -> None:
+    assert faults_of_repeated_allocation("default") > 1000, "the C library keeps memory by itself: heap.py can go"
+    assert faults_of_repeated_allocation("keep") < 100

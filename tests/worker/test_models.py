@@ -64,7 +64,7 @@ def reference_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([token_ids])).logits[0]
 
 
-@pytest.fixture(scope="module", params=VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.fixture(scope="module", params=list(VARIANTS.values()), ids=list(VARIANTS))
 def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kind, overrides = request.param
     return make_checkpoint(tmp_path_factory.mktemp("model"), kind, **overrides)
@@ -156,17 +156,18 @@ def test_dynamic_rope_past_the_model_positions_equals_cached_generation(tmp_path
     torch.testing.assert_close(paged.prompt_logits(token_ids), torch.cat(expected), rtol=0, atol=1e-4)
 
 
-def test_bfloat16_stays_close_to_float32_and_agrees_with_its_own_steps(plain: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits_stay_close_to_float32_in_one_step_and_in_many(plain: Path, dtype: str) -> None:
     token_ids = random_ids(90)
     exact = reference_logits(plain, token_ids)
-    paged = PagedModel(engine_config(plain, dtype="bfloat16"))
+    paged = PagedModel(engine_config(plain, dtype=dtype))
     whole = paged.prompt_logits(token_ids)
     sequence = paged.start(token_ids)
     steps = torch.cat([paged.step([(sequence, count)])[0] for count in (50, 30, *([1] * 10))])
     for logits in (whole, steps):
         assert logits.dtype == torch.float32
         error = (logits - exact).abs().mean() / exact.std()
-        assert error < 0.03, f"mean error is {error:.4f} of the logits' deviation"
+        assert error < (0.03 if dtype == "bfloat16" else 0.005), f"mean error is {error:.4f} of the logits' deviation"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-
 import numpy as np
 import torch
 
@@ -20,6 +19,44 @@ _GROUP_LIMIT_BYTES = 32 * 1024 * 1024
 """Most bytes of gathered keys (and again of values) in a group of several rows."""
 
 
+class LayerCache:
+    """The key and value cache of one layer, and the two other shapes that kernels see it in."""
+
+    __slots__ = ("key_blocks", "key_slots", "keys", "value_blocks", "value_slots", "values")
+
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self.keys = _zeros(shape, dtype, device)  # [num_blocks, block_size, KH, D]
+        self.values = _zeros(shape, dtype, device)
+        self.key_slots, self.value_slots = self.keys.flatten(0, 1), self.values.flatten(0, 1)
+        self.key_blocks, self.value_blocks = self.keys.flatten(1), self.values.flatten(1)
+
+
+class Gathered:
+    """Where the blocks of one decode group or one prompt chunk are gathered: the front of a backend's scratch memory.
+
+    The views are made once per step, not once per layer: with few rows the views of a layer would take as long as its
+    attention.
+    """
+
+    __slots__ = ("blocks", "key_out", "keys", "value_out", "values")
+
+    def __init__(
+        self, blocks: torch.Tensor, scratch: tuple[torch.Tensor, torch.Tensor], shape: tuple[int, int, int, int]
+    ) -> None:
+        """``blocks`` is int32 [B]; ``shape`` is the [R, S, KH, D] that attention sees."""
+        count = blocks.shape[0]
+        self.blocks = blocks
+        front_keys, front_values = (flat[: math.prod(shape)] for flat in scratch)
+        self.key_out, self.value_out = front_keys.view(count, -1), front_values.view(count, -1)
+        self.keys, self.values = front_keys.view(shape), front_values.view(shape)
+
+    def fill(self, cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather a layer's keys and values. The tensors are overwritten by the next call of any group or chunk."""
+        gather_blocks(cache.key_blocks, self.blocks, self.key_out)
+        gather_blocks(cache.value_blocks, self.blocks, self.value_out)
+        return self.keys, self.values
+
+
 @dataclass(slots=True)
 class DecodeGroup:
     """Decode rows that are attended together, R of them, padded to W blocks (S tokens)."""
@@ -27,8 +64,8 @@ class DecodeGroup:
     rows: torch.Tensor | None
     """int64 [R], or None for all decode rows in order."""
     num_rows: int
-    blocks: torch.Tensor
-    """int32 [R * W]; padding points to the null block."""
+    gathered: Gathered
+    """Keys and values [R, S, KH, D]; padding comes from the null block."""
     masks: dict[int | None, torch.Tensor | None]
     """For each window in use: [R, 1, S] in the model's dtype, to be added to scores; None if it hides nothing."""
 
@@ -40,8 +77,8 @@ class PromptChunk:
     start: int
     stop: int
     length: int
-    blocks: torch.Tensor | None
-    """int32 [W], the blocks of the sequence; None if the chunk is the whole sequence, whose keys are at hand."""
+    gathered: Gathered | None
+    """Keys and values [1, S, KH, D] of the sequence; None if the chunk is all of it, whose keys are at hand."""
 
 
 class TorchAttentionPlan(AttentionPlan):
@@ -93,12 +130,11 @@ class TorchAttentionBackend(AttentionBackend):
         self._device = device
         self._scale = head_dim**-0.5
         self._row_elements = block_size * num_kv_heads * head_dim
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        self._layers: list[LayerCache] = []
         # Where blocks are gathered to: one pair for all layers and steps, since allocating it anew each time would
         # make the kernel fault in its pages again.
-        self._key_scratch = torch.empty(0, dtype=dtype, device=device)
-        self._value_scratch = torch.empty(0, dtype=dtype, device=device)
+        empty = torch.empty(0, dtype=dtype, device=device)
+        self._scratch = (empty, empty)
 
     @property
     def bytes_per_block(self) -> int:
@@ -106,27 +142,16 @@ class TorchAttentionBackend(AttentionBackend):
 
     def allocate(self, num_blocks: int) -> None:
         shape = (num_blocks, self._block_size, self._num_kv_heads, self._head_dim)
-        self._keys = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in self.windows]
-        self._values = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in self.windows]
+        self._layers = [LayerCache(shape, self._dtype, self._device) for _ in self.windows]
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The key and value cache of a layer, each [num_blocks, block_size, KH, D]."""
-        return self._keys[layer], self._values[layer]
+        return self._layers[layer].keys, self._layers[layer].values
 
     def plan(self, layout: BatchLayout) -> TorchAttentionPlan:
-        starts, seq_lens = layout.query_start_loc, layout.seq_lens
-        sizes = -(-seq_lens // self._block_size)  # blocks of each row
+        sizes = -(-layout.seq_lens // self._block_size)  # blocks of each row
         groups = self._plan_groups(layout, sizes[: layout.num_decodes]) if layout.num_decodes else []
-        chunks: list[PromptChunk] = []
-        widest = max((group.blocks.shape[0] for group in groups), default=0)
-        for row in range(layout.num_decodes, layout.num_rows):
-            start, stop, length = int(starts[row]), int(starts[row + 1]), int(seq_lens[row])
-            blocks = None
-            if stop - start < length:
-                blocks = layout.block_table[row, : int(sizes[row])]
-                widest = max(widest, int(sizes[row]))
-            chunks.append(PromptChunk(start, stop, length, blocks))
-        self._reserve_scratch(widest)
+        chunks = [self._plan_chunk(layout, row, int(sizes[row])) for row in range(layout.num_decodes, layout.num_rows)]
         cleared = self._blocks_to_clear(layout, sizes)
         return TorchAttentionPlan(layout.slot_mapping, cleared, layout.num_decodes, groups, chunks)
 
@@ -135,36 +160,32 @@ class TorchAttentionBackend(AttentionBackend):
     ) -> torch.Tensor:
         if not isinstance(plan, TorchAttentionPlan):
             raise TypeError(f"a plan of {type(plan).__name__} was given to the torch attention backend")
-        keys, values = self._keys[layer], self._values[layer]
+        cache, window = self._layers[layer], self.windows[layer]
         if plan.cleared_blocks is not None:
-            clear_blocks(keys, values, plan.cleared_blocks)
-        write_kv(key, value, keys, values, plan.slot_mapping)
-        window = self.windows[layer]
+            clear_blocks(cache.keys, cache.values, plan.cleared_blocks)
+        write_kv(key, value, cache.key_slots, cache.value_slots, plan.slot_mapping)
         if not plan.chunks and len(plan.groups) == 1:
-            return self._attend_group(query, keys, values, plan.groups[0], window)
+            return self._attend_group(query, cache, plan.groups[0], window)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in plan.groups:
             rows = slice(0, plan.num_decodes) if group.rows is None else group.rows
-            part = self._attend_group(query[rows], keys, values, group, window)
+            part = self._attend_group(query[rows], cache, group, window)
             out[rows] = part.view(group.num_rows, self._num_heads, self._head_dim)
         for chunk in plan.chunks:
             here = slice(chunk.start, chunk.stop)
-            if chunk.blocks is None:
-                all_keys, all_values = key[here], value[here]
+            if chunk.gathered is None:
+                keys, values = key[here], value[here]
             else:
-                all_keys = gather_blocks(keys, chunk.blocks, self._key_scratch).flatten(0, 1)[: chunk.length]
-                all_values = gather_blocks(values, chunk.blocks, self._value_scratch).flatten(0, 1)[: chunk.length]
-            prompt_attention(query[here], all_keys, all_values, self._scale, out[here], window)
+                keys, values = (gathered[0, : chunk.length] for gathered in chunk.gathered.fill(cache))
+            prompt_attention(query[here], keys, values, self._scale, out[here], window)
         return out.view(query.shape[0], -1)
 
     def _attend_group(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: DecodeGroup, window: int | None
+        self, query: torch.Tensor, cache: LayerCache, group: DecodeGroup, window: int | None
     ) -> torch.Tensor:
         """Attention of a group's queries [R, H, D]; returns [R, H * D]."""
-        shape = (group.num_rows, -1, self._num_kv_heads, self._head_dim)
-        gathered_keys = gather_blocks(keys, group.blocks, self._key_scratch).view(shape)
-        gathered_values = gather_blocks(values, group.blocks, self._value_scratch).view(shape)
-        return decode_attention(query, gathered_keys, gathered_values, group.masks[window], self._scale)
+        keys, values = group.gathered.fill(cache)
+        return decode_attention(query, keys, values, group.masks[window], self._scale)
 
     def _plan_groups(self, layout: BatchLayout, sizes: np.ndarray) -> list[DecodeGroup]:
         block_bytes = self._row_elements * self._dtype.itemsize
@@ -181,9 +202,29 @@ class TorchAttentionBackend(AttentionBackend):
                 # Entries past a row's blocks are undefined; the null block's slots are always finite.
                 row_sizes = torch.from_numpy(sizes[part]).to(self._device).unsqueeze(1)
                 table = table.masked_fill(torch.arange(width, device=self._device) >= row_sizes, 0)
+            gathered = self._gather_to(table.reshape(-1), len(part))
             masks = self._masks(layout.seq_lens[part], width * self._block_size)
-            groups.append(DecodeGroup(rows, len(part), table.reshape(-1), masks))
+            groups.append(DecodeGroup(rows, len(part), gathered, masks))
         return groups
+
+    def _plan_chunk(self, layout: BatchLayout, row: int, size: int) -> PromptChunk:
+        start, stop = int(layout.query_start_loc[row]), int(layout.query_start_loc[row + 1])
+        length = int(layout.seq_lens[row])
+        first = stop - start == length
+        return PromptChunk(start, stop, length, None if first else self._gather_to(layout.block_table[row, :size], 1))
+
+    def _gather_to(self, blocks: torch.Tensor, rows: int) -> Gathered:
+        """Room in the scratch memory for the blocks int32 [B] of so many rows."""
+        needed = blocks.shape[0] * self._row_elements
+        if needed > self._scratch[0].shape[0]:
+            # A quarter more: contexts grow by a block every few steps. Plans made before keep the memory they have.
+            size = needed + needed // 4
+            self._scratch = (
+                torch.empty(size, dtype=self._dtype, device=self._device),
+                torch.empty(size, dtype=self._dtype, device=self._device),
+            )
+        tokens = blocks.shape[0] * self._block_size // rows
+        return Gathered(blocks, self._scratch, (rows, tokens, self._num_kv_heads, self._head_dim))
 
     def _masks(self, seq_lens: np.ndarray, padded: int) -> dict[int | None, torch.Tensor | None]:
         """For each window in use, what to add to the scores of rows with these lengths, padded to ``padded`` keys."""
@@ -212,19 +253,9 @@ class TorchAttentionBackend(AttentionBackend):
         at = torch.from_numpy(last[rows].astype(np.int64)).to(self._device)
         return layout.block_table[torch.from_numpy(rows).to(self._device), at].long()
 
-    def _reserve_scratch(self, num_blocks: int) -> None:
-        """Make room for this many gathered blocks."""
-        needed = num_blocks * self._row_elements
-        if needed > self._key_scratch.shape[0]:
-            # A quarter more: contexts grow by a block every few steps.
-            size = needed + needed // 4
-            self._key_scratch = torch.empty(size, dtype=self._dtype, device=self._device)
-            self._value_scratch = torch.empty(size, dtype=self._dtype, device=self._device)
-
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros that, on a CPU, take memory only where something is written: torch itself would touch every page."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -69,12 +69,11 @@ class Attention:
         """x [T, hidden] to [T, hidden]; ``cos`` and ``sin`` are [T, 1, R]."""
         num_heads, num_kv_heads = self._rotated
         heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, H + 2 KH, D]
-        rotated = heads[:, : num_heads + num_kv_heads]
+        rotated, value = heads.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
         if self._norm is not None:
             rotated = self._norm(rotated)
         rotated = apply_rotary(rotated, cos, sin)
-        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
-        value = heads[:, num_heads + num_kv_heads :]
+        query, key = rotated.split_with_sizes((num_heads, num_kv_heads), 1)
         return self._out(attention.attend(self._layer, query, key, value, plan))
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

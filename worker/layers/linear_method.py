@@ -133,8 +133,9 @@ class Int8LinearMethod(LinearMethod):
 
     name = "int8 weights"
 
-    FEW_ROWS = 2
-    """Rows up to which int8 wins: with 3 the packed bfloat16 product is as fast, with 5 three times as fast."""
+    FEW_ROWS = 8
+    """Rows up to which int8 wins: a step of SmolLM2-135M takes 0.65 of packed bfloat16's time with one row, 0.7 with
+    four, 0.97 with eight; with 32 rows its products take twice as long."""
 
     def __init__(self, many: LinearMethod) -> None:
         self._many = many

@@ -14,6 +14,7 @@ from ..layers.weights import Shard, WeightSlot
 from ..models.causal_lm import CausalLM
 from ..models.registry import build_model
 from .checkpoint import checkpoint_files, read_tensors
+from .heap import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ def load_model(
             raise ConfigurationError(f"--load-format {config.device.load_format!r} does not exist")
         slots.clear()  # they hold views of weights that are about to be replaced
         model.finish_loading(method)
+    if device.type == "cpu":
+        keep_freed_memory()  # only now: what the weights were read into is to go back to the kernel
     logger.info(
         "loaded %s: %.0f MB of weights, %s, in %.2f s",
         config.model.architecture,

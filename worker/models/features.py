@@ -26,14 +26,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def check_features(config: ModelConfig) -> None:
-    """Raise ``UnsupportedModelError`` or ``CheckpointError`` if this code would compute something else than the model."""
+    """Raise ``UnsupportedModelError`` or ``CheckpointError`` if this code would compute something else."""
     for name, neutral in _NEUTRAL.items():
         value = config.hf.get(name)
         if value is not None and value not in neutral:
             shown = value.get("quant_method", "?") if isinstance(value, dict) else value
-            raise UnsupportedModelError(
-                f"{config.architecture} with {name} = {shown!r} in config.json is not supported"
-            )
+            raise UnsupportedModelError(f"config.json: {name} = {shown!r} is not supported by {config.architecture}")
     if config.num_heads % config.num_kv_heads:
         raise CheckpointError(
             f"config.json: num_attention_heads ({config.num_heads}) must be a multiple of "
