@@ -1,6 +1,7 @@
 """``LLM``: batches from a plain program."""
 
 import queue
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -40,9 +41,10 @@ class LLM:
         except TypeError as error:
             raise ConfigurationError(f"LLM: {str(error).replace('EngineArgs.__init__() ', '')}") from error
         self.config, self._transport = set_up_engine(args, multiprocess)
+        weakref.finalize(self, self._transport.close)
         self._messages: queue.SimpleQueue[TransportMessage] = queue.SimpleQueue()
-        self._transport.start(self._messages.put)
         try:
+            self._transport.start(self._messages.put)
             self.tokenizer = load_tokenizer(self.config)
             self._inputs = InputProcessor(self.config, self.tokenizer)
             self._outputs = OutputProcessor(self.tokenizer)
@@ -83,27 +85,26 @@ class LLM:
             raise self._dead
         prepared = [self._inputs.prepare(p, s) for p, s in zip(listed, params, strict=True)]
         states: list[RequestState] = []
+        self._abort_unfinished()  # left by a call that an exception ended
         with _progress(use_tqdm, len(prepared)) as progress:
             task = progress.add_task("generating", total=len(prepared), speed="")
-            finished: list[RequestState] = []
+            finished: set[RequestState] = set()
             try:
                 for request in prepared:
                     states.append(self._start(request, finished, progress, task))
                 while len(finished) < len(states):
                     self._handle(self._messages.get())
             finally:
-                self._abort_unfinished(states)
+                self._abort_unfinished()
         return [_final(state) for state in states]
 
-    def _start(self, request: Any, finished: list[RequestState], progress: Progress, task: Any) -> RequestState:
+    def _start(self, request: Any, finished: set[RequestState], progress: Progress, task: Any) -> RequestState:
         self._num_requests += 1
         request_id = f"request-{self._num_requests}"
-        tokens = [0]
 
         def on_news() -> None:
-            if state.finished or state.error is not None:
-                finished.append(state)
-                tokens[0] += state.num_generated
+            if (state.finished or state.error is not None) and state not in finished:
+                finished.add(state)
                 progress.update(task, advance=1)
 
         messages = self._outputs.add(request_id, request, on_news)
@@ -121,8 +122,8 @@ class LLM:
             self._dead = EngineDeadError(message.message)
             self._outputs.fail_all(self._dead)
 
-    def _abort_unfinished(self, states: list[RequestState]) -> None:
-        handles = [handle for state in states for handle in self._outputs.abort(state.request_id)]
+    def _abort_unfinished(self) -> None:
+        handles = [handle for request_id in list(self._outputs.requests) for handle in self._outputs.abort(request_id)]
         if handles:
             self._transport.send(AbortRequests(0, handles))
 
@@ -168,6 +169,8 @@ class LLM:
 
     def close(self) -> None:
         """End the engine. May be called twice."""
+        if self._dead is None:
+            self._dead = EngineDeadError("the LLM was closed; make another one")
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -181,7 +184,7 @@ class LLM:
 
 def _as_list(prompts: Any) -> list[PromptInput]:
     """One prompt or several, as several."""
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | bytes | Mapping):  # bytes would pass for numbers; the door refuses them
         return [prompts]
     if not isinstance(prompts, Iterable):
         raise RequestError(f"prompts must be text, token ids or a list of them, not {type(prompts).__name__}", "prompt")
@@ -199,6 +202,9 @@ def _params_for(
     params = [given] * len(prompts) if isinstance(given, SamplingParams) else list(given)
     if len(params) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling_params", "sampling_params")
+    for one in params:
+        if not isinstance(one, SamplingParams):
+            raise RequestError(f"sampling_params must be SamplingParams, not {type(one).__name__}", "sampling_params")
     # Nobody reads before the end, so nobody is told before it.
     return [one.replace(output_kind=RequestOutputKind.FINAL_ONLY) for one in params]
 

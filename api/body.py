@@ -1,0 +1,103 @@
+"""Reading a request body: size limit, JSON, types, fields. Whatever is wrong is a ``RequestError`` naming the field."""
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from ..core.errors import BodyTooLargeError, RequestError
+from .errors import ClientGoneError
+from .fields import IGNORED_FIELDS_HEADER, EndpointFields, FieldCheck
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody(Generic[T_co]):
+    """A request body that holds together."""
+
+    request: T_co
+    ignored_fields: list[str]
+    """Names of unknown fields, made safe for headers and logs."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The response header that names the ignored fields, if there are any."""
+        return {IGNORED_FIELDS_HEADER: ", ".join(self.ignored_fields)} if self.ignored_fields else {}
+
+
+class BodyParser(Generic[T]):
+    """Parses the bodies of one endpoint. ``limit`` is in bytes."""
+
+    def __init__(self, request_type: type[T], fields: EndpointFields, limit: int, strict: bool) -> None:
+        self._names = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._decoder = msgspec.json.Decoder(request_type)
+        self._check = FieldCheck(fields, strict)
+        self._limit = limit
+
+    async def parse(self, request: Request) -> ParsedBody[T]:
+        """Read and parse the body of an HTTP request. Raises ``RequestError``, ``BodyTooLargeError``."""
+        parsed = self.decode(await read_body(request, self._limit))
+        if parsed.ignored_fields:
+            logger.warning("%s: ignored unknown fields: %s", request.url.path, ", ".join(parsed.ignored_fields))
+        return parsed
+
+    def decode(self, body: bytes) -> ParsedBody[T]:
+        """Parse a whole body. Raises ``RequestError``."""
+        try:
+            ignored = self._check.check(self._names.decode(body))
+            return ParsedBody(self._decoder.decode(body), ignored)
+        except msgspec.ValidationError as error:
+            raise _type_error(error) from error
+        except msgspec.DecodeError as error:
+            raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+        except RecursionError as error:
+            raise RequestError("the body is nested too deeply", code="invalid_json") from error
+
+
+def _type_error(error: msgspec.ValidationError) -> RequestError:
+    message = str(error)
+    found = _PATH.search(message)
+    path = found.group(1) if found else ""
+    missing = _MISSING.search(message)
+    if missing:
+        path = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        return RequestError(f"{path} is required", path, code="missing_required_parameter")
+    reason = message[: found.start()] if found else message
+    reason = reason[:1].lower() + reason[1:]
+    return RequestError(f"{path or 'the body'}: {reason}", path or None, code="invalid_type")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, at most ``limit`` bytes. Counts while reading, since Content-Length may be absent.
+
+    Raises ``BodyTooLargeError``; ``ClientGoneError`` if the connection closes first.
+    """
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise RequestError(f"Content-Encoding {encoding[:32]!r} is not supported; send the body uncompressed")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
+        raise BodyTooLargeError(f"the body has {declared[:32]} bytes; the limit is {limit} (--max-body-bytes)")
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise BodyTooLargeError(f"the body has more than {limit} bytes, the limit (--max-body-bytes)")
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)

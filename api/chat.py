@@ -1,0 +1,260 @@
+"""The chat dialect: from messages to a prompt, and from events to ``chat.completion.chunk`` or ``chat.completion``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..core.errors import RequestError
+from .dialect import DONE, AnswerHead, ChunkFrame, encode_json
+from .generation import ChoiceDelta, Event, Generation, PromptStarted
+from .logprobs import chat_logprobs, prompt_logprobs_answer
+from .protocol import ChatCompletionRequest, ChatMessage
+from .protocol_answers import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    PromptLogprobs,
+    TokenLogprob,
+)
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEMPLATE_OWN = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them. Text parts are joined with a newline; ``developer`` becomes ``system``.
+
+    Raises ``RequestError`` naming the message for an unknown role, a part that is no text, or no content at all.
+    """
+    if not messages:
+        raise RequestError("messages must not be empty", "messages")
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, param: str) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise RequestError(
+            f"{param}.role must be one of {', '.join(ROLES)}, not {message.role[:64]!r}", f"{param}.role"
+        )
+    rendered: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    if message.content is not None:
+        rendered["content"] = _text(message, param)
+    elif message.role == "assistant" and message.tool_calls:
+        rendered["content"] = ""
+    else:
+        raise RequestError(f"{param}.content is required", f"{param}.content")
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.tool_calls:
+        rendered["tool_calls"] = [msgspec.to_builtins(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        rendered["reasoning_content"] = message.reasoning_content
+    return rendered
+
+
+def _text(message: ChatMessage, param: str) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    if not message.content:
+        raise RequestError(f"{param}.content must be a text or have at least one part", f"{param}.content")
+    texts = []
+    for index, part in enumerate(message.content):
+        where = f"{param}.content[{index}]"
+        if part.type != "text":
+            raise RequestError(
+                f"{where} has type {part.type[:64]!r}; this server takes only parts of type 'text'", f"{where}.type"
+            )
+        if part.text is None:
+            raise RequestError(f"{where}.text is required", f"{where}.text")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """How the chat template is to be run."""
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    variables: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, add_generation_prompt: bool | None, continue_final_message: bool | None, variables: dict[str, Any] | None
+    ) -> "TemplateOptions":
+        """From the fields of a request. Raises ``RequestError`` if they contradict each other."""
+        if add_generation_prompt and continue_final_message:
+            raise RequestError(
+                "continue_final_message leaves the last message open; send add_generation_prompt false with it",
+                "continue_final_message",
+            )
+        for name in variables or {}:
+            if name in _TEMPLATE_OWN:
+                raise RequestError(
+                    f"chat_template_kwargs must not set {name}: the request's own fields do",
+                    "chat_template_kwargs",
+                )
+        add = add_generation_prompt if add_generation_prompt is not None else not continue_final_message
+        return cls(add, bool(continue_final_message), variables or {})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What of the answer is wanted."""
+
+    top_logprobs: int | None
+    """Alternatives per token; None: no log probabilities."""
+    return_token_ids: bool
+    echo: str
+    """Text that the answer begins with: the last message's own, for ``echo``."""
+    include_usage: bool
+    continuous_usage: bool
+
+    @classmethod
+    def of(cls, request: ChatCompletionRequest, messages: list[dict[str, Any]]) -> "ChatOptions":
+        """From a request and its messages as the template takes them. Raises ``RequestError``."""
+        if request.top_logprobs and not request.logprobs:
+            raise RequestError("top_logprobs is only allowed with logprobs set to true", "top_logprobs")
+        options = request.stream_options
+        last = messages[-1]
+        return cls(
+            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            return_token_ids=bool(request.return_token_ids),
+            echo=last["content"] if request.echo and last["role"] == "assistant" else "",
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+        )
+
+
+class ChatStream:
+    """``StreamWriter`` of chat completions."""
+
+    def __init__(self, head: AnswerHead, generation: Generation, options: ChatOptions) -> None:
+        self._head = head
+        self._generation = generation
+        self._options = options
+        self._frame = ChunkFrame.of(head, "chat.completion.chunk", options.include_usage)
+        self._plain = options.top_logprobs is None and not options.return_token_ids and not options.continuous_usage
+        self._text_heads = [
+            self._frame.head + b'{"index":%d,"delta":{"content":' % index for index in range(generation.n)
+        ]
+        self._text_tail = b'},"finish_reason":null}' + self._frame.tail
+
+    def write(self, events: list[Event]) -> bytes:
+        """See ``StreamWriter``."""
+        return b"".join([self._chunk(event) for event in events])
+
+    def end(self) -> bytes:
+        """See ``StreamWriter``."""
+        if not self._options.include_usage:
+            return DONE
+        chunk = {
+            "id": self._head.id,
+            "object": "chat.completion.chunk",
+            "created": self._head.created,
+            "model": self._head.model,
+            "choices": [],
+            "usage": self._generation.usage,
+        }
+        return b"data: " + encode_json(chunk) + b"\n\n" + DONE
+
+    def _chunk(self, event: Event) -> bytes:
+        if isinstance(event, PromptStarted):
+            return self._start(event)
+        if event.finish_reason is None and self._plain:
+            # The hot path: one of these per token and stream.
+            return self._text_heads[event.index] + encode_json(event.text) + self._text_tail if event.text else b""
+        shown = event.text or event.finish_reason or self._options.return_token_ids or event.logprobs
+        return self._framed(self._choice(event)) if shown else b""
+
+    def _start(self, event: PromptStarted) -> bytes:
+        """The first chunk of every choice: the role, and what is told of the prompt."""
+        extra: dict[str, Any] = {}
+        if event.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs_answer(event.prompt_logprobs)
+        if self._options.return_token_ids:
+            extra["prompt_token_ids"] = self._generation.prompts[0].prompt_token_ids
+        chunks = []
+        for index in range(self._generation.n):
+            delta = {"role": "assistant", "content": self._options.echo}
+            chunks.append(self._framed({"index": index, "delta": delta, "finish_reason": None}, extra))
+            extra = {}
+        return b"".join(chunks)
+
+    def _choice(self, event: ChoiceDelta) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": event.index, "delta": {"content": event.text} if event.text else {}}
+        if self._options.top_logprobs is not None and event.logprobs:
+            choice["logprobs"] = {"content": chat_logprobs(event.logprobs, self._options.top_logprobs)}
+        choice["finish_reason"] = event.finish_reason
+        if event.finish_reason is not None:
+            choice["stop_reason"] = event.stop_reason
+        if self._options.return_token_ids:
+            choice["token_ids"] = event.token_ids
+        return choice
+
+    def _framed(self, choice: dict[str, Any], extra: dict[str, Any] | None = None) -> bytes:
+        tail = self._frame.tail
+        if self._options.continuous_usage:
+            extra = {"usage": self._generation.usage} | (extra or {})
+            tail = b"]}\n\n"
+        if extra:
+            tail = b"]," + encode_json(extra)[1:-1] + tail[1:]
+        return self._frame.head + encode_json(choice) + tail
+
+
+class ChatCollector:
+    """``Collector`` of chat completions."""
+
+    def __init__(self, head: AnswerHead, generation: Generation, options: ChatOptions) -> None:
+        self._head = head
+        self._generation = generation
+        self._options = options
+        count = generation.n
+        self._texts: list[list[str]] = [[options.echo] for _ in range(count)]
+        self._token_ids: list[list[int]] = [[] for _ in range(count)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(count)]
+        self._ends: list[tuple[str | None, int | str | None]] = [(None, None)] * count
+        self._prompt_logprobs: PromptLogprobs | None = None
+
+    def add(self, events: list[Event]) -> None:
+        """See ``Collector``."""
+        for event in events:
+            if isinstance(event, PromptStarted):
+                if event.prompt_logprobs is not None:
+                    self._prompt_logprobs = prompt_logprobs_answer(event.prompt_logprobs)
+                continue
+            self._texts[event.index].append(event.text)
+            self._token_ids[event.index] += event.token_ids
+            if self._options.top_logprobs is not None and event.logprobs:
+                self._logprobs[event.index] += chat_logprobs(event.logprobs, self._options.top_logprobs)
+            if event.finish_reason is not None:
+                self._ends[event.index] = (event.finish_reason, event.stop_reason)
+
+    def answer(self) -> ChatCompletion:
+        """See ``Collector``."""
+        ids = self._options.return_token_ids
+        prompt_ids = self._generation.prompts[0].prompt_token_ids
+        return ChatCompletion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[self._choice(index) for index in range(len(self._texts))],
+            usage=self._generation.usage,
+            prompt_logprobs=msgspec.UNSET if self._prompt_logprobs is None else self._prompt_logprobs,
+            prompt_token_ids=prompt_ids if ids else msgspec.UNSET,
+        )
+
+    def _choice(self, index: int) -> ChatChoice:
+        finish_reason, stop_reason = self._ends[index]
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage("assistant", "".join(self._texts[index])),
+            logprobs=None if self._options.top_logprobs is None else ChatLogprobs(self._logprobs[index]),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            token_ids=self._token_ids[index] if self._options.return_token_ids else msgspec.UNSET,
+        )

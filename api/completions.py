@@ -1,0 +1,260 @@
+"""The text completion dialect: the kinds of prompt, and from events to ``text_completion`` chunks or answers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..core.errors import RequestError
+from ..core.outputs import TokenLogprobs
+from ..engine.tokenizer import Tokenizer
+from .dialect import DONE, AnswerHead, ChunkFrame, encode_json
+from .generation import ChoiceDelta, Event, Generation, PromptStarted
+from .logprobs import CompletionLogprobsWriter, prompt_logprobs_answer
+from .protocol import CompletionRequest
+from .protocol_answers import Completion, CompletionChoice, CompletionLogprobs
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+MAX_COMPLETIONS = 4096
+"""Of one request: prompts times ``n``."""
+
+
+def split_prompts(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+    """The prompts of a request: either texts or lists of token ids, the other being empty. Raises ``RequestError``."""
+    if isinstance(prompt, str):
+        return [prompt], []
+    if not prompt:
+        raise RequestError("prompt must not be an empty list", "prompt")
+    texts = [part for part in prompt if isinstance(part, str)]
+    token_ids = [part for part in prompt if isinstance(part, int)]
+    lists = [part for part in prompt if isinstance(part, list)]
+    if len(token_ids) == len(prompt):
+        return [], [token_ids]
+    if len(prompt) not in (len(texts), len(lists)):
+        raise RequestError("prompt must hold only texts, only token ids or only lists of token ids", "prompt")
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed", "prompt")
+    return texts, lists
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """What of the answer is wanted."""
+
+    logprobs: int | None
+    echoes: list[str] | None
+    """The text of each prompt, for ``echo``."""
+    return_token_ids: bool
+    prompt_logprobs: bool
+    include_usage: bool
+    continuous_usage: bool
+
+    @classmethod
+    def of(cls, request: CompletionRequest, echoes: list[str] | None) -> "CompletionOptions":
+        """From a request and the texts of its prompts."""
+        options = request.stream_options
+        return cls(
+            logprobs=request.logprobs,
+            echoes=echoes,
+            return_token_ids=bool(request.return_token_ids),
+            prompt_logprobs=request.prompt_logprobs is not None,
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+        )
+
+
+class _PromptPiece(msgspec.Struct):
+    """What an answer tells of its prompt."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    extra: dict[str, Any]
+
+
+class _LogprobsOfAnswer:
+    """The log probabilities of every choice of one answer; the same for stream and plain."""
+
+    def __init__(self, generation: Generation, options: CompletionOptions, tokenizer: Tokenizer | None) -> None:
+        self._generation = generation
+        self._options = options
+        self._tokenizer = tokenizer
+        count = len(generation.prompts) * generation.n
+        self._writers = [CompletionLogprobsWriter(options.logprobs or 0) for _ in range(count)]
+
+    def prompt_piece(self, index: int, event: PromptStarted) -> _PromptPiece:
+        """The echo of a prompt, its log probabilities and its ids, as far as they are wanted."""
+        options = self._options
+        extra: dict[str, Any] = {}
+        if options.return_token_ids:
+            extra["prompt_token_ids"] = self._generation.prompts[event.prompt_index].prompt_token_ids
+        if options.prompt_logprobs and event.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs_answer(event.prompt_logprobs)
+        if options.echoes is None:
+            return _PromptPiece("", None, extra)
+        logprobs = None
+        if options.logprobs is not None and event.prompt_logprobs is not None:
+            logprobs = self._echoed(index, event.prompt_index, event.prompt_logprobs)
+        return _PromptPiece(options.echoes[event.prompt_index], logprobs, extra)
+
+    def _echoed(self, index: int, prompt_index: int, positions: list[TokenLogprobs | None]) -> CompletionLogprobs:
+        writer = self._writers[index]
+        lists = CompletionLogprobs([], [], [], [])
+        ids = self._generation.prompts[prompt_index].prompt_token_ids
+        for token_id, position in zip(ids, positions, strict=False):
+            if position is not None:
+                lists.extend(writer.positions([position]))
+            elif self._tokenizer is None:
+                lists.extend(writer.prompt(f"token_id:{token_id}", b""))
+            else:
+                lists.extend(writer.prompt(self._tokenizer.token_text(token_id), self._tokenizer.token_bytes(token_id)))
+        return lists
+
+    def delta(self, event: ChoiceDelta) -> CompletionLogprobs | None:
+        """The lists for what is new in a choice."""
+        if self._options.logprobs is None or not event.logprobs:
+            return None
+        return self._writers[event.index].positions(event.logprobs)
+
+
+class CompletionStream:
+    """``StreamWriter`` of text completions."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        generation: Generation,
+        options: CompletionOptions,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._head = head
+        self._generation = generation
+        self._options = options
+        self._logprobs = _LogprobsOfAnswer(generation, options, tokenizer)
+        self._frame = ChunkFrame.of(head, "text_completion", options.include_usage)
+        self._plain = options.logprobs is None and not options.return_token_ids and not options.continuous_usage
+        self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._frame.tail
+
+    def write(self, events: list[Event]) -> bytes:
+        """See ``StreamWriter``."""
+        return b"".join([self._chunk(event) for event in events])
+
+    def end(self) -> bytes:
+        """See ``StreamWriter``."""
+        if not self._options.include_usage:
+            return DONE
+        chunk = Completion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[],
+            usage=self._generation.usage,
+        )
+        return b"data: " + encode_json(chunk) + b"\n\n" + DONE
+
+    def _chunk(self, event: Event) -> bytes:
+        if isinstance(event, PromptStarted):
+            return self._start(event)
+        if event.finish_reason is None and self._plain:
+            # The hot path: one of these per token and stream.
+            if not event.text:
+                return b""
+            return (
+                self._frame.head + b'{"index":%d,"text":%b' % (event.index, encode_json(event.text)) + self._text_tail
+            )
+        if not (event.text or event.finish_reason or self._options.return_token_ids or event.logprobs):
+            return b""
+        choice: dict[str, Any] = {
+            "index": event.index,
+            "text": event.text,
+            "logprobs": self._logprobs.delta(event),
+            "finish_reason": event.finish_reason,
+        }
+        if event.finish_reason is not None:
+            choice["stop_reason"] = event.stop_reason
+        if self._options.return_token_ids:
+            choice["token_ids"] = event.token_ids
+        return self._framed(choice)
+
+    def _start(self, event: PromptStarted) -> bytes:
+        count = self._generation.n
+        chunks = []
+        for index in range(event.prompt_index * count, event.prompt_index * count + count):
+            piece = self._logprobs.prompt_piece(index, event)
+            if piece.text or piece.logprobs is not None or piece.extra:
+                choice = {"index": index, "text": piece.text, "logprobs": piece.logprobs, "finish_reason": None}
+                chunks.append(self._framed(choice | piece.extra))
+        return b"".join(chunks)
+
+    def _framed(self, choice: dict[str, Any]) -> bytes:
+        tail = self._frame.tail
+        if self._options.continuous_usage:
+            tail = b'],"usage":' + encode_json(self._generation.usage) + b"}\n\n"
+        return self._frame.head + encode_json(choice) + tail
+
+
+class CompletionCollector:
+    """``Collector`` of text completions."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        generation: Generation,
+        options: CompletionOptions,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._head = head
+        self._generation = generation
+        self._options = options
+        self._logprobs = _LogprobsOfAnswer(generation, options, tokenizer)
+        count = len(generation.prompts) * generation.n
+        self._texts: list[list[str]] = [[] for _ in range(count)]
+        self._choices = [self._empty_choice(index) for index in range(count)]
+
+    def _empty_choice(self, index: int) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text="",
+            logprobs=None if self._options.logprobs is None else CompletionLogprobs([], [], [], []),
+            finish_reason=None,
+            token_ids=[] if self._options.return_token_ids else msgspec.UNSET,
+        )
+
+    def add(self, events: list[Event]) -> None:
+        """See ``Collector``."""
+        for event in events:
+            if isinstance(event, PromptStarted):
+                self._add_prompt(event)
+                continue
+            choice = self._choices[event.index]
+            self._texts[event.index].append(event.text)
+            logprobs = self._logprobs.delta(event)
+            if choice.logprobs is not None and logprobs is not None:
+                choice.logprobs.extend(logprobs)
+            if choice.token_ids is not msgspec.UNSET:
+                choice.token_ids += event.token_ids
+            if event.finish_reason is not None:
+                choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+
+    def _add_prompt(self, event: PromptStarted) -> None:
+        count = self._generation.n
+        for index in range(event.prompt_index * count, event.prompt_index * count + count):
+            piece = self._logprobs.prompt_piece(index, event)
+            choice = self._choices[index]
+            self._texts[index].append(piece.text)
+            if choice.logprobs is not None and piece.logprobs is not None:
+                choice.logprobs.extend(piece.logprobs)
+            choice.prompt_token_ids = piece.extra.get("prompt_token_ids", msgspec.UNSET)
+            choice.prompt_logprobs = piece.extra.get("prompt_logprobs", msgspec.UNSET)
+
+    def answer(self) -> Completion:
+        """See ``Collector``."""
+        for choice, texts in zip(self._choices, self._texts, strict=True):
+            choice.text = "".join(texts)
+        return Completion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=self._choices,
+            usage=self._generation.usage,
+        )

@@ -1,0 +1,103 @@
+"""What the handlers of one server share."""
+
+import re
+import time
+import uuid
+from typing import Any
+
+from ..core.errors import EngineDeadError, RequestError, UnknownModelError
+from .chat import TemplateOptions
+from .chat_template import ChatTemplate
+from .engine_interface import EngineInterface
+from .errors import EngineLoadingError, ServerStoppingError
+from .open_requests import OpenRequests
+from .prompts import PromptEncoder
+from .server_args import ServerArgs
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+class ServerContext:
+    """The engine, how it is reached, and the state of the server."""
+
+    def __init__(
+        self,
+        engine: EngineInterface,
+        args: ServerArgs,
+        model_names: list[str],
+        chat_template: ChatTemplate | None,
+    ) -> None:
+        self.engine = engine
+        self.args = args
+        self.model_names = model_names
+        """Names that requests may give; answers carry the first where a request gives none."""
+        self.chat_template = chat_template
+        """None: the model has none, or there is no tokenizer."""
+        self.open_requests = OpenRequests()
+        self.encoder = PromptEncoder(engine)
+        self.created = int(time.time())
+        self.stopping = False
+        """The server was told to end: nothing new is started."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request, prompt and output together."""
+        return self.engine.config.scheduler.max_model_len
+
+    @property
+    def health(self) -> str:
+        """``loading``, ``ready``, ``stopping`` or ``dead``."""
+        return "stopping" if self.stopping and self.engine.status != "dead" else self.engine.status
+
+    def require_ready(self) -> None:
+        """Raises the error that says why nothing can be generated now: loading, stopping or dead."""
+        health = self.health
+        if health == "loading":
+            raise EngineLoadingError("the model is still being loaded; try again in a moment (/health tells when)")
+        if health == "stopping":
+            raise ServerStoppingError("the server is stopping and takes no new requests")
+        if health == "dead":
+            raise self.engine.dead_error or EngineDeadError("the engine is gone")
+
+    def resolve_model(self, name: str | None) -> str:
+        """The name that answers carry. Raises ``UnknownModelError`` for a model that is not served."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            raise UnknownModelError(
+                f"the model {name[:128]!r} is not served here; served: {', '.join(self.model_names)}", "model"
+            )
+        return name
+
+    async def render_chat(self, messages: list[dict[str, Any]], options: TemplateOptions) -> str:
+        """The prompt of a conversation. Raises ``RequestError``, also for what the template itself refuses."""
+        template = self.chat_template
+        if template is None:
+            raise RequestError("this server has no chat template: it runs with --skip-tokenizer-init", "messages")
+
+        def render() -> str:
+            return template.render(
+                messages,
+                add_generation_prompt=options.add_generation_prompt,
+                continue_final_message=options.continue_final_message,
+                **options.variables,
+            )
+
+        return await self.encoder.off_loop(sum(len(message["content"]) for message in messages), render)
+
+    def request_ids(self, prefix: str, given: str | None) -> tuple[str, str]:
+        """The id that the answer carries, and the one the engine knows it by, which is unique whatever was given.
+
+        Raises ``RequestError`` for a ``request_id`` that would garble logs.
+        """
+        unique = uuid.uuid4().hex
+        if given is None:
+            return f"{prefix}-{unique}", f"{prefix}-{unique}"
+        if _REQUEST_ID.fullmatch(given) is None:
+            raise RequestError("request_id must be 1 to 128 printable ASCII characters without spaces", "request_id")
+        return f"{prefix}-{given}", f"{prefix}-{given}-{unique[:8]}"
+
+
+def usable_request_id(header: str) -> str | None:
+    """The client's ``x-request-id`` if it can be logged and sent back as it is."""
+    return header if _REQUEST_ID.fullmatch(header) else None

@@ -1,0 +1,97 @@
+"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``, from every route."""
+
+import logging
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..core.errors import (
+    EngineDeadError,
+    EngineStartError,
+    OverloadedError,
+    RequestError,
+    RequestFailedError,
+)
+from .errors import EngineLoadingError, ServerStoppingError
+from .protocol_answers import ErrorAnswer, ErrorBody
+
+logger = logging.getLogger(__name__)
+
+_encode = msgspec.json.Encoder().encode
+_TYPES = {400: "invalid_request_error", 404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+
+
+def error_status(error: Exception) -> int:
+    """The HTTP status of an error of ours; 500 for any other."""
+    if isinstance(error, RequestError):
+        return error.status
+    if isinstance(error, EngineDeadError | EngineStartError | EngineLoadingError | ServerStoppingError):
+        return 503
+    return 500
+
+
+def error_answer(error: Exception) -> ErrorAnswer:
+    """The body for an error of ours. Anything else is told as an internal error, its text kept for the log."""
+    if isinstance(error, RequestError):
+        kind = _TYPES.get(error.status, "invalid_request_error")
+        return ErrorAnswer(ErrorBody(message=error.message, type=kind, param=error.param, code=error.code))
+    if isinstance(error, EngineLoadingError):
+        return ErrorAnswer(ErrorBody(message=str(error), type="service_unavailable", code="loading"))
+    if isinstance(error, ServerStoppingError):
+        return ErrorAnswer(ErrorBody(message=str(error), type="service_unavailable", code="stopping"))
+    if isinstance(error, EngineDeadError | EngineStartError):
+        return ErrorAnswer(ErrorBody(message=str(error), type="server_error", code="engine_dead"))
+    if isinstance(error, RequestFailedError):
+        return ErrorAnswer(ErrorBody(message=str(error), type="server_error", code="request_failed"))
+    return ErrorAnswer(ErrorBody(message="internal error; the server's log has the details", type="server_error"))
+
+
+def error_response(error: Exception) -> Response:
+    """The whole HTTP answer for an error."""
+    status = error_status(error)
+    headers = {"retry-after": "1"} if isinstance(error, EngineLoadingError | OverloadedError) else None
+    return Response(_encode(error_answer(error)), status, headers, media_type="application/json")
+
+
+def error_event(error: Exception) -> bytes:
+    """The event that ends a stream."""
+    return b"data: " + _encode(error_answer(error)) + b"\n\n"
+
+
+def log_internal_error(error: Exception, what: str) -> None:
+    """Log an error that is a fault of ours or of the engine. The traceback only shows at level DEBUG."""
+    logger.error("%s: %s: %s", what, type(error).__name__, error)
+    logger.debug("traceback of the error above", exc_info=error)
+
+
+async def handle_octavo_error(_request: Request, error: Exception) -> Response:
+    """Exception handler for ``OctavoError``."""
+    if error_status(error) == 500:
+        log_internal_error(error, "a request failed")
+    return error_response(error)
+
+
+async def handle_http_exception(request: Request, error: Exception) -> Response:
+    """Exception handler for the framework's own 404, 405 and the like."""
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    messages = {
+        404: f"there is no {request.url.path} here; /docs lists every path",
+        405: f"{request.url.path} does not take {request.method}; /docs lists the methods of each path",
+    }
+    detail = str(error.detail) if isinstance(error, HTTPException) else "the request is not valid"
+    body = ErrorBody(message=messages.get(status, detail), type=_TYPES.get(status, "invalid_request_error"))
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return Response(_encode(ErrorAnswer(body)), status, headers, media_type="application/json")
+
+
+async def handle_client_gone(_request: Request, _error: Exception) -> Response:
+    """Exception handler for ``ClientGoneError``: an answer for nobody (499 is the status proxies log for this)."""
+    return Response(status_code=499)
+
+
+async def handle_unexpected(_request: Request, error: Exception) -> Response:
+    """Exception handler of last resort: a fault of ours is logged, and told without its details."""
+    log_internal_error(error, "unexpected error while answering a request")
+    return error_response(error)

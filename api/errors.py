@@ -1,0 +1,15 @@
+"""Errors of the doors themselves, beside those of ``core/errors.py``."""
+
+from ..core.errors import EngineError
+
+
+class EngineLoadingError(EngineError):
+    """The model is still being loaded; 503 with Retry-After."""
+
+
+class ServerStoppingError(EngineError):
+    """The server was told to stop; 503."""
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection. Nobody is left to be told; the work was aborted."""

@@ -1,0 +1,199 @@
+"""Which fields each endpoint knows, and what happens to every other one.
+
+A field of a request is one of four things, and none is dropped in silence:
+
+    offered        an attribute of the request's Struct in ``protocol.py``
+    without effect accepted with any value, since no value of it changes the answer
+    refused        known from the field's APIs, but not offered: 400, unless its value asks for nothing (null, default)
+    unknown        a slip away from a known name: 400 with "did you mean"; else ignored, and named in the log and in the
+                   response header ``x-octavo-ignored-fields`` (400 under ``--strict-fields``)
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..core.errors import RequestError, UnsupportedFieldError
+from .protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+
+IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
+MAX_UNKNOWN_FIELDS = 64
+
+_SHARED_WITHOUT_EFFECT = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+
+_SHARED_REFUSED: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "logits_processors": ([],),
+    "truncate_prompt_tokens": (),
+    "return_tokens_as_token_ids": (False,),
+    "kv_transfer_params": ({},),
+    "vllm_xargs": ({},),
+}
+
+_CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "reasoning_effort": ("none",),
+    "include_reasoning": (True,),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "store": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+}
+
+_COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {"suffix": ("",), "prompt_embeds": ()}
+
+_INSTEAD = {
+    "best_of": "ask for n completions and choose among them",
+    "chat_template": "the server's operator sets it with --chat-template",
+    "suffix": "send the whole prompt as prompt",
+    "store": "answers are not kept; leave it out or send false",
+    "prompt_embeds": "send text or token ids as prompt",
+}
+
+
+@dataclass(frozen=True)
+class EndpointFields:
+    """The fields of one endpoint, beside those of its request Struct."""
+
+    request_type: type[msgspec.Struct]
+    without_effect: frozenset[str] = frozenset()
+    refused: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Known but not offered: name to the values, beside null, that ask for nothing."""
+
+    @property
+    def offered(self) -> frozenset[str]:
+        """Names of the request Struct's attributes."""
+        return frozenset(self.request_type.__struct_fields__)
+
+
+CHAT_FIELDS = EndpointFields(
+    ChatCompletionRequest, _SHARED_WITHOUT_EFFECT | {"parallel_tool_calls"}, _SHARED_REFUSED | _CHAT_REFUSED
+)
+COMPLETION_FIELDS = EndpointFields(
+    CompletionRequest, _SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED | {"store": (False,)}
+)
+TOKENIZE_FIELDS = EndpointFields(TokenizeRequest, refused={"tools": ([],), "chat_template": ()})
+DETOKENIZE_FIELDS = EndpointFields(DetokenizeRequest)
+
+
+class FieldCheck:
+    """Sorts the names in a request body by the table of its endpoint."""
+
+    def __init__(self, fields: EndpointFields, strict: bool) -> None:
+        self._offered = fields.offered
+        self._without_effect = fields.without_effect
+        self._refused = fields.refused
+        self._known = sorted(self._offered | self._without_effect | fields.refused.keys())
+        self._strict = strict
+
+    def check(self, body: dict[str, msgspec.Raw]) -> list[str]:
+        """The names of ignored fields. Raises ``RequestError`` for a refused one, a slip, and if strict any unknown."""
+        unknown = []
+        for name, raw in body.items():
+            if name in self._offered or name in self._without_effect:
+                continue
+            if name in self._refused:
+                self._refuse(name, raw)
+            else:
+                unknown.append(name)
+        if not unknown:
+            return unknown
+        if len(unknown) > MAX_UNKNOWN_FIELDS:
+            raise RequestError(
+                f"the request has {len(unknown)} unknown fields; at most {MAX_UNKNOWN_FIELDS} are allowed"
+            )
+        for name in unknown:
+            meant = nearest_name(name, self._known)
+            if meant is not None:
+                raise RequestError(
+                    f"unknown field {_shown(name)}; did you mean {meant!r}?", _shown(name), code="unknown_parameter"
+                )
+        if self._strict:
+            raise RequestError(
+                f"unknown field {_shown(unknown[0])}; this server runs with --strict-fields",
+                _shown(unknown[0]),
+                code="unknown_parameter",
+            )
+        return [_shown(name) for name in unknown]
+
+    def _refuse(self, name: str, raw: msgspec.Raw) -> None:
+        value = msgspec.json.decode(raw)
+        if value is None or any(_same(value, neutral) for neutral in self._refused[name]):
+            return
+        instead = _INSTEAD.get(name, "leave it out")
+        raise UnsupportedFieldError(f"{name} is not supported by this server: {instead}", name)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    # True == 1 in Python, but {"best_of": true} is no count.
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _shown(name: str) -> str:
+    """A client's field name made safe for headers and logs: printable ASCII, at most 64 characters."""
+    safe = "".join(character if " " < character < "\x7f" and character != "," else "?" for character in name[:64])
+    return safe or "?"
+
+
+def nearest_name(name: str, known: list[str]) -> str | None:
+    """The known name that ``name`` is a slip away from, if there is one.
+
+    A slip is another case or separator (``maxTokens``, ``max-tokens``), or one wrong, missing, doubled or swapped
+    character; two in names of eight and more characters. Names of up to three characters must only differ in case.
+    """
+    plain = _plain(name)
+    best: tuple[int, str] | None = None
+    for candidate in known:
+        if plain == _plain(candidate):
+            return candidate
+        limit = 0 if min(len(name), len(candidate)) < 4 else 1 if len(name) < 8 else 2
+        if abs(len(name) - len(candidate)) > limit or limit == 0:
+            continue
+        distance = edit_distance(name.lower(), candidate)
+        if distance <= limit and (best is None or distance < best[0]):
+            best = (distance, candidate)
+    return best[1] if best else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def edit_distance(left: str, right: str) -> int:
+    """Insertions, deletions, replacements and swaps of neighbours that turn ``left`` into ``right``."""
+    before: list[int] = []
+    previous = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        current = [i]
+        for j, b in enumerate(right, 1):
+            cost = min(previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:
+                cost = min(cost, before[j - 2] + 1)
+            current.append(cost)
+        before, previous = previous, current
+    return previous[-1]

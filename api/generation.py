@@ -1,0 +1,159 @@
+"""One HTTP request's generation as one stream of events, which every dialect, streamed or plain, translates.
+
+engine.generate() per prompt --RequestOutput--> Generation.batches() --events--> ChatStream, ChatCollector,
+                                                                                 CompletionStream, ...
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from ..core.outputs import RequestOutput, RequestTimings, TokenLogprobs
+from ..engine.input_processor import PreparedRequest
+from .engine_interface import EngineInterface
+from .protocol_answers import PromptTokensDetails, Usage
+
+
+@dataclass(slots=True)
+class PromptStarted:
+    """A prompt has its first output. Comes once per prompt, before any ``ChoiceDelta`` of it."""
+
+    prompt_index: int
+    prompt_logprobs: list[TokenLogprobs | None] | None
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """What is new in one completion. The last one of a completion, and only it, has a ``finish_reason``."""
+
+    index: int
+    """Counts completions prompt by prompt: ``prompt_index * n + number``."""
+    prompt_index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+Event = PromptStarted | ChoiceDelta
+
+
+class Generation:
+    """Runs the prompts of one HTTP request, all with the same parameters and each checked before the first runs.
+
+    Iterate ``batches`` once; closing it aborts whatever still runs.
+    """
+
+    def __init__(
+        self,
+        engine: EngineInterface,
+        request_id: str,
+        prompts: list[PreparedRequest],
+        *,
+        discard_output: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.request_id = request_id
+        self.prompts = prompts
+        self.n = prompts[0].params.n
+        """Completions of each prompt."""
+        self.discard_output = discard_output
+        """Score the prompt only: the one token that an engine must generate is left out of everything."""
+        self.finish_reasons: list[str | None] = [None] * (len(prompts) * self.n)
+        self.timings: list[RequestTimings | None] = [None] * len(prompts)
+        self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+        self.num_completion_tokens = 0
+        self._cached = [0] * len(prompts)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were found in the prefix cache."""
+        return sum(self._cached)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(
+            self.num_prompt_tokens,
+            self.num_completion_tokens,
+            self.num_prompt_tokens + self.num_completion_tokens,
+            PromptTokensDetails(self.num_cached_tokens),
+        )
+
+    async def batches(self) -> AsyncGenerator[list[Event], None]:
+        """Events, those of one engine output together. Raises ``RequestError``, ``EngineError``."""
+        if len(self.prompts) == 1:
+            async with aclosing(self._outputs(0)) as outputs:
+                async for output in outputs:
+                    yield self._events(0, output)
+        else:
+            async with aclosing(self._merged()) as merged:
+                async for prompt_index, output in merged:
+                    yield self._events(prompt_index, output)
+
+    async def _outputs(self, prompt_index: int) -> AsyncGenerator[RequestOutput, None]:
+        request_id = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{prompt_index}"
+        outputs = self.engine.generate(self.prompts[prompt_index], request_id=request_id)
+        # Closing is what aborts; without it the request would run on until the collector finds the generator.
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        # A queue of one item passes a slow reader's pace on to every engine stream, which then merges its deltas.
+        queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(maxsize=1)
+
+        async def pump(prompt_index: int) -> None:
+            try:
+                async with aclosing(self._outputs(prompt_index)) as outputs:
+                    async for output in outputs:
+                        await queue.put((prompt_index, output))
+                await queue.put((prompt_index, None))
+            except Exception as error:  # whatever it is, it is raised to the reader below
+                await queue.put((prompt_index, error))
+
+        pumps = [asyncio.create_task(pump(index)) for index in range(len(self.prompts))]
+        running = len(pumps)
+        try:
+            while running:
+                prompt_index, item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    running -= 1
+                else:
+                    yield prompt_index, item
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    def _events(self, prompt_index: int, output: RequestOutput) -> list[Event]:
+        events: list[Event] = []
+        if self.timings[prompt_index] is None:
+            events.append(PromptStarted(prompt_index, output.prompt_logprobs))
+        self.timings[prompt_index] = output.timings
+        self._cached[prompt_index] = output.num_cached_tokens
+        for choice in output.outputs:
+            index = prompt_index * self.n + choice.index
+            if choice.finish_reason is not None:
+                self.finish_reasons[index] = choice.finish_reason
+            if self.discard_output:
+                finish_reason = None if choice.finish_reason is None else "length"
+                events.append(ChoiceDelta(index, prompt_index, "", [], None, finish_reason, None))
+                continue
+            self.num_completion_tokens += len(choice.token_ids)
+            events.append(
+                ChoiceDelta(
+                    index,
+                    prompt_index,
+                    choice.text,
+                    choice.token_ids,
+                    choice.logprobs,
+                    choice.finish_reason,
+                    choice.stop_reason,
+                )
+            )
+        return events

@@ -1,0 +1,184 @@
+"""``POST /v1/chat/completions`` and ``/v1/completions``: from a body to a running generation and its dialect."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..core.errors import RequestError
+from ..core.sampling_params import SamplingParams
+from ..engine.input_processor import PreparedRequest
+from .body import BodyParser, ParsedBody
+from .chat import ChatCollector, ChatOptions, ChatStream, TemplateOptions, template_messages
+from .completions import (
+    DEFAULT_MAX_TOKENS,
+    MAX_COMPLETIONS,
+    CompletionCollector,
+    CompletionOptions,
+    CompletionStream,
+    split_prompts,
+)
+from .context import ServerContext
+from .dialect import AnswerHead, Collector, StreamWriter
+from .engine_interface import TokensPrompt
+from .fields import CHAT_FIELDS, COMPLETION_FIELDS
+from .generation import Generation
+from .protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
+from .request_log import RequestLog
+from .sampling import check_logprobs, check_stream_options, rename_param, sampling_params
+from .streaming import CollectedResponse, EventStreamResponse
+
+
+class GenerationEndpoints:
+    """The endpoints that generate text."""
+
+    def __init__(self, context: ServerContext) -> None:
+        limit, strict = context.args.max_body_bytes, context.args.strict_fields
+        self._context = context
+        self._chat_bodies = BodyParser(ChatCompletionRequest, CHAT_FIELDS, limit, strict)
+        self._completion_bodies = BodyParser(CompletionRequest, COMPLETION_FIELDS, limit, strict)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation."""
+        self._context.require_ready()
+        log = self._log(request)
+        body = await self._chat_bodies.parse(request)
+        asked = body.request
+        check_stream_options(asked)
+        model = self._context.resolve_model(asked.model)
+        answer_id, engine_id = self._context.request_ids("chatcmpl", asked.request_id)
+        messages = template_messages(asked.messages)
+        options = ChatOptions.of(asked, messages)
+        check_logprobs(asked.top_logprobs, self._context.engine.config.max_logprobs, "top_logprobs")
+        check_logprobs(asked.prompt_logprobs, self._context.engine.config.max_logprobs, "prompt_logprobs")
+        renamed = {"logprobs": "top_logprobs"}
+        max_tokens = asked.max_tokens
+        if asked.max_completion_tokens is not None:
+            max_tokens = asked.max_completion_tokens
+            renamed["max_tokens"] = "max_completion_tokens"
+        params = sampling_params(
+            asked,
+            self._context.engine.config.model.default_sampling,
+            max_tokens=max_tokens,
+            logprobs=options.top_logprobs,
+            detokenize=True,
+            renamed=renamed,
+        )
+        template = TemplateOptions.of(
+            asked.add_generation_prompt, asked.continue_final_message, asked.chat_template_kwargs
+        )
+        text = await self._context.render_chat(messages, template)
+        ids = await self._context.encoder.encode(text, bool(asked.add_special_tokens), "messages")
+        prompt: TokensPrompt = {"prompt_token_ids": ids, "prompt": text}
+        prepared = await self._prepare(prompt, params, asked.cache_salt, {"prompt": "messages"} | renamed)
+        generation = Generation(self._context.engine, engine_id, [prepared])
+        head = AnswerHead(answer_id, int(time.time()), model)
+        if asked.stream:
+            return self._streamed(generation, ChatStream(head, generation, options), log, body)
+        return self._collected(generation, ChatCollector(head, generation, options), log, body)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one prompt or several."""
+        self._context.require_ready()
+        log = self._log(request)
+        body = await self._completion_bodies.parse(request)
+        asked = body.request
+        check_stream_options(asked)
+        model = self._context.resolve_model(asked.model)
+        answer_id, engine_id = self._context.request_ids("cmpl", asked.request_id)
+        check_logprobs(asked.logprobs, self._context.engine.config.max_logprobs, "logprobs")
+        check_logprobs(asked.prompt_logprobs, self._context.engine.config.max_logprobs, "prompt_logprobs")
+        if asked.max_tokens == 0 and not asked.echo:
+            raise RequestError("max_tokens 0 only makes sense with echo, which scores the prompt", "max_tokens")
+        prompts = await self._prompts(asked)
+        params = self._completion_params(asked)
+        prepared = [
+            await self._prepare(prompt, self._fitting(params, asked, prompt), asked.cache_salt) for prompt in prompts
+        ]
+        generation = Generation(self._context.engine, engine_id, prepared, discard_output=asked.max_tokens == 0)
+        options = CompletionOptions.of(asked, self._echoes(asked, prompts))
+        head = AnswerHead(answer_id, int(time.time()), model)
+        tokenizer = self._context.engine.tokenizer
+        if asked.stream:
+            return self._streamed(generation, CompletionStream(head, generation, options, tokenizer), log, body)
+        return self._collected(generation, CompletionCollector(head, generation, options, tokenizer), log, body)
+
+    async def _prompts(self, asked: CompletionRequest) -> list[TokensPrompt]:
+        encoder = self._context.encoder
+        texts, lists = split_prompts(asked.prompt)
+        prompts: list[TokensPrompt] = []
+        if texts:
+            ids_of_texts = await encoder.encode_all(texts, asked.add_special_tokens is not False, "prompt")
+            for text, ids in zip(texts, ids_of_texts, strict=True):
+                prompts.append({"prompt_token_ids": ids, "prompt": text})
+        for ids in lists:
+            encoder.check_length(ids, "prompt")
+            prompts.append({"prompt_token_ids": ids, "prompt": None})
+        if any(not prompt["prompt_token_ids"] for prompt in prompts):
+            raise RequestError("prompt must not be empty: there is no token to continue from", "prompt")
+        if len(prompts) * (asked.n or 1) > MAX_COMPLETIONS:
+            raise RequestError(
+                f"{len(prompts)} prompts with n {asked.n or 1} are over the limit of {MAX_COMPLETIONS} completions", "n"
+            )
+        return prompts
+
+    def _completion_params(self, asked: CompletionRequest) -> SamplingParams:
+        prompt_logprobs = asked.prompt_logprobs
+        if asked.echo and asked.logprobs is not None:
+            prompt_logprobs = max(asked.logprobs, prompt_logprobs or 0)
+        params = sampling_params(
+            asked,
+            self._context.engine.config.model.default_sampling,
+            # For max_tokens 0 the one token that an engine must generate is thrown away.
+            max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens or 1,
+            logprobs=asked.logprobs,
+            detokenize=self._context.engine.tokenizer is not None,
+        )
+        return params if prompt_logprobs is None else params.replace(prompt_logprobs=prompt_logprobs)
+
+    def _fitting(self, params: SamplingParams, asked: CompletionRequest, prompt: TokensPrompt) -> SamplingParams:
+        """The default length never makes a prompt too long that would fit without it."""
+        left = self._context.max_model_len - len(prompt["prompt_token_ids"])
+        if asked.max_tokens is None and left < DEFAULT_MAX_TOKENS:
+            return params.replace(max_tokens=left if left > 0 else None)
+        return params
+
+    def _echoes(self, asked: CompletionRequest, prompts: list[TokensPrompt]) -> list[str] | None:
+        if not asked.echo:
+            return None
+        texts = []
+        for prompt in prompts:
+            text = prompt["prompt"]
+            if text is None:
+                skip = asked.skip_special_tokens is not False
+                text = self._context.encoder.tokenizer.decode(prompt["prompt_token_ids"], skip)
+            texts.append(text)
+        return texts
+
+    async def _prepare(
+        self,
+        prompt: TokensPrompt,
+        params: SamplingParams,
+        cache_salt: str | None,
+        renamed: dict[str, str] | None = None,
+    ) -> PreparedRequest:
+        """The engine's checks of a prompt, which does not run yet: another one of the request may be wrong."""
+        try:
+            return await self._context.engine.prepare(prompt, params, cache_salt=cache_salt)
+        except RequestError as error:
+            raise rename_param(error, renamed or {}) from error
+
+    def _log(self, request: Request) -> RequestLog:
+        return RequestLog(
+            request.url.path, request.scope["octavo.request_id"], self._context.engine.config.log_requests
+        )
+
+    def _streamed(
+        self, generation: Generation, writer: StreamWriter, log: RequestLog, body: ParsedBody[SamplingFields]
+    ) -> Response:
+        return EventStreamResponse(generation, writer, self._context.open_requests, log, body.headers)
+
+    def _collected(
+        self, generation: Generation, collector: Collector, log: RequestLog, body: ParsedBody[SamplingFields]
+    ) -> Response:
+        return CollectedResponse(generation, collector, self._context.open_requests, log, body.headers)

@@ -1,0 +1,73 @@
+"""From text to token ids, without holding up the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ..core.errors import ContextLengthError, RequestError
+from ..engine.tokenizer import Tokenizer
+from .engine_interface import EngineInterface
+
+T = TypeVar("T")
+
+# About 2 ms of tokenizing: below this the hop to a thread costs more than it saves the other requests.
+LARGE_TEXT = 8192
+
+
+class PromptEncoder:
+    """Encodes prompts; large ones in a thread, and those that cannot fit the context not at all.
+
+    A token stands for a limited number of characters, so a text of more than the context times that is over the
+    context whatever its tokens are: 3 MB of text are refused in microseconds instead of seconds.
+    """
+
+    def __init__(self, engine: EngineInterface) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ``RequestError`` if the server runs without one."""
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("this server runs without a tokenizer (--skip-tokenizer-init): send token ids as prompt")
+        return tokenizer
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """``work()``: here if it handles a text of few characters, in a thread if of many."""
+        if size < LARGE_TEXT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids of a text. Raises ``ContextLengthError`` for a text that cannot fit, ``RequestError``."""
+        return (await self.encode_all([text], add_special_tokens, param))[0]
+
+    async def encode_all(self, texts: list[str], add_special_tokens: bool, param: str) -> list[list[int]]:
+        """Token ids of each text. Raises as ``encode`` does."""
+        tokenizer = self.tokenizer
+        limit = self._engine.config.scheduler.max_model_len
+        longest = tokenizer.max_token_characters
+        for text in texts:
+            if len(text) > limit * longest:
+                raise ContextLengthError(
+                    f"the context holds {limit} tokens, prompt and answer together; this prompt of {len(text)} "
+                    f"characters has at least {-(-len(text) // longest)}. Shorten it",
+                    param,
+                )
+
+        def encode() -> list[list[int]]:
+            return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        return await self.off_loop(sum(map(len, texts)), encode)
+
+    def check_length(self, token_ids: list[int], param: str) -> None:
+        """Raises ``ContextLengthError`` for more ids than the context holds, before anyone looks at each of them."""
+        limit = self._engine.config.scheduler.max_model_len
+        if len(token_ids) > limit:
+            raise ContextLengthError(f"the prompt has {len(token_ids)} tokens; the context holds {limit}", param)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,135 @@
+"""Request bodies, as msgspec Structs: one declaration gives the decoder, the type checks and the schema in ``/docs``.
+
+Every field may be null, which means the same as leaving it out. Fields that are known but not listed here are in
+``fields.py``, with what happens to them.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = None
+    """Send one last chunk with empty ``choices`` and the token counts."""
+    continuous_usage_stats: bool | None = None
+    """Send the token counts so far in every chunk."""
+    include_obfuscation: bool | None = None
+    """Accepted for the reference API's clients; no padding is ever sent."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields that chat and text completions share, with the meanings of ``SamplingParams``."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    echo: bool | None = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """One part of a message's content. Only parts of type ``text`` can be served."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """The function that an assistant's earlier turn called; ``arguments`` is a JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call in an assistant's earlier turn."""
+
+    id: str | None = None
+    type: str = "function"
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    """Most tokens to generate; wins over ``max_tokens``. Without both: what the context leaves."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    """Ask the template for the assistant's turn (default). Must be false with ``continue_final_message``."""
+    continue_final_message: bool | None = None
+    """Leave the last message open, so that the answer continues it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables for the chat template."""
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str | int | list[int]]
+    """A text, a list of texts, a list of token ids, or a list of lists of token ids."""
+    logprobs: int | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /tokenize``: a ``prompt``, or ``messages`` that go through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    """Default: true for a prompt, false for messages (their template writes special tokens itself)."""
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]

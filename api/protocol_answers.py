@@ -1,0 +1,176 @@
+"""Answer bodies, as msgspec Structs: what plain answers are encoded from, and what ``/docs`` shows.
+
+A field that is ``UNSET`` is left out of the JSON. Streamed chunks have the same shapes with ``delta`` for ``message``;
+``chat.py`` and ``completions.py`` write those directly.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Part of ``Usage``."""
+
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+
+
+class Usage(msgspec.Struct):
+    """Token counts. Each prompt counts once, whatever ``n`` is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AlternativeToken(msgspec.Struct):
+    """One of the best tokens at a position."""
+
+    token: str
+    logprob: float
+    """At least -9999.0, which stands for minus infinity."""
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct):
+    """A chosen token, and the best ones at its position from high to low."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[AlternativeToken]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log probabilities of a chat answer."""
+
+    content: list[TokenLogprob]
+
+
+class AnswerMessage(msgspec.Struct):
+    """The assistant's turn."""
+
+    role: str
+    content: str
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One of the ``n`` answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended the answer."""
+    token_ids: list[int] | UnsetType = UNSET
+
+
+PromptLogprobs = list[dict[str, dict[str, Any]] | None]
+"""Per prompt token: token id to ``{logprob, rank, decoded_token}``; null for the first token."""
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """A plain answer of ``/v1/chat/completions``."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log probabilities of a text completion: four lists with one entry per token."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+    """Where the token begins, in characters of the answer's text."""
+
+    def extend(self, other: "CompletionLogprobs") -> None:
+        """Append what a later piece of the same answer brought."""
+        self.tokens += other.tokens
+        self.token_logprobs += other.token_logprobs
+        self.top_logprobs += other.top_logprobs
+        self.text_offset += other.text_offset
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One completion; ``index`` counts prompt by prompt, ``n`` each."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A plain answer of ``/v1/completions``."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One served model name."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "octavo"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of ``/v1/models``."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class TokenizeAnswer(msgspec.Struct, kw_only=True):
+    """Answer of ``/tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(msgspec.Struct, kw_only=True):
+    """Answer of ``/detokenize``."""
+
+    prompt: str
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """What went wrong, and what to change."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """Every error, of every route, and in a stream the event that ends it."""
+
+    error: ErrorBody

@@ -1,0 +1,69 @@
+"""One log line per request that generated something, with the numbers people want. Never any text of it."""
+
+import logging
+import time
+
+from ..core.outputs import RequestTimings
+from .generation import Generation
+
+logger = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """Writes the line of one HTTP request. ``http_request_id``: the ``x-request-id`` that the client sent, if any."""
+
+    def __init__(self, endpoint: str, http_request_id: str | None, enabled: bool) -> None:
+        self._endpoint = endpoint
+        self._http_request_id = http_request_id
+        self._enabled = enabled
+        self._received = time.monotonic()
+
+    def finished(self, generation: Generation) -> None:
+        """The request was answered in full."""
+        reasons = [reason for reason in generation.finish_reasons if reason is not None]
+        self._write(generation, ",".join(sorted(set(reasons))) or "none")
+
+    def ended(self, generation: Generation, why: str) -> None:
+        """The request ended early."""
+        self._write(generation, why)
+
+    def _write(self, generation: Generation, outcome: str) -> None:
+        if not self._enabled:
+            return
+        total = time.monotonic() - self._received
+        logger.info(
+            "%s %s: prompt %d (cached %d), output %d, %s, %stotal %.3f s%s",
+            generation.request_id,
+            self._endpoint,
+            generation.num_prompt_tokens,
+            generation.num_cached_tokens,
+            generation.num_completion_tokens,
+            outcome,
+            _times(generation),
+            total,
+            "" if self._http_request_id is None else f", x-request-id {self._http_request_id}",
+        )
+
+
+def _times(generation: Generation) -> str:
+    """``queue 2 ms, first token 35 ms, 61.2 tok/s, `` as far as it is known."""
+    timings = [timing for timing in generation.timings if timing is not None]
+    if not timings:
+        return ""
+    parts = []
+    slowest = max(timings, key=_first_token_seconds)
+    if slowest.first_scheduled is not None:
+        parts.append(f"queue {1000 * (slowest.first_scheduled - slowest.arrival):.0f} ms")
+    if slowest.first_token is not None:
+        parts.append(f"first token {1000 * (slowest.first_token - slowest.arrival):.0f} ms")
+    firsts = [timing.first_token for timing in timings if timing.first_token is not None]
+    lasts = [timing.last_token for timing in timings if timing.last_token is not None]
+    # The first token of each completion belongs to the prefill.
+    decoded = generation.num_completion_tokens - len(generation.finish_reasons)
+    if firsts and lasts and decoded > 0 and max(lasts) > min(firsts):
+        parts.append(f"{decoded / (max(lasts) - min(firsts)):.1f} tok/s")
+    return "".join(f"{part}, " for part in parts)
+
+
+def _first_token_seconds(timing: RequestTimings) -> float:
+    return -1.0 if timing.first_token is None else timing.first_token - timing.arrival

@@ -1,0 +1,97 @@
+"""From the sampling fields of a request to ``SamplingParams``."""
+
+from typing import Any
+
+from ..core.errors import RequestError
+from ..core.sampling_params import RequestOutputKind, SamplingParams
+from .protocol import SamplingFields
+
+# Fields whose name and meaning are the same on both sides.
+_SAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "priority",
+)
+
+
+def sampling_params(
+    request: SamplingFields,
+    defaults: dict[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    detokenize: bool,
+    renamed: dict[str, str] | None = None,
+) -> SamplingParams:
+    """The parameters that a request asks for. Absent fields come from ``defaults``, the model's generation_config.json.
+
+    ``renamed`` maps names of ``SamplingParams`` to the request's own where they differ, for the ``param`` of an error.
+    Raises ``RequestError``.
+    """
+    given: dict[str, Any] = dict(defaults)
+    for name in _SAME:
+        value = getattr(request, name)
+        if value is not None:
+            given[name] = value
+    if request.stop is not None:
+        given["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+    if request.logit_bias is not None:
+        given["logit_bias"] = logit_bias(request.logit_bias)
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            detokenize=detokenize,
+            output_kind=RequestOutputKind.DELTA,
+            **given,
+        )
+    except RequestError as error:
+        raise rename_param(error, renamed or {}) from error
+
+
+def logit_bias(given: dict[str, float]) -> dict[int, float]:
+    """JSON has only string keys; token ids are meant. Raises ``RequestError`` for a key that is none."""
+    biases = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 11):
+            raise RequestError(f"logit_bias has the key {key[:32]!r} where a token id is expected", "logit_bias")
+        biases[int(key)] = bias
+    return biases
+
+
+def rename_param(error: RequestError, renamed: dict[str, str]) -> RequestError:
+    """The same error, told with the request's own field name."""
+    own = renamed.get(error.param or "")
+    if own is None:
+        return error
+    # In a message "the prompt" is plain English, whatever field it came in; the other names are quoted as they are.
+    message = error.message if error.param == "prompt" else error.message.replace(str(error.param), own)
+    return type(error)(message, own, error.code)
+
+
+def check_logprobs(count: int | None, limit: int, param: str) -> None:
+    """Raises ``RequestError`` if more alternatives are asked for than ``--max-logprobs``, or fewer than none."""
+    if count is not None and not 0 <= count <= limit:
+        raise RequestError(f"{param} must be between 0 and {limit}, not {count}", param)
+
+
+def check_stream_options(request: SamplingFields) -> None:
+    """Raises ``RequestError`` for ``stream_options`` without ``stream``."""
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options is only allowed with stream set to true", "stream_options")

@@ -1,0 +1,228 @@
+"""The life of ``octavo serve``.
+
+    socket --> engine process starts --> HTTP libraries, app     --> ready --> serving --> SIGTERM: drain --> end, 0
+    in use:    bad model:                (engine loads meanwhile)                     \\--> engine dead:  --> error
+    error      error                     /health 503 loading        /health 200           /health 503
+
+Nothing heavy is imported at the top: a port in use must be told in well under a second.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+from ..core.engine_args import EngineArgs
+from ..core.errors import ConfigurationError, EngineDeadError, OctavoError
+from ..core.logging import configure_logging
+from ..core.startup import StartupTimeline
+from .engine_interface import EngineInterface
+from .errors import ServerStoppingError
+from .listener import listener_url, open_listener
+from .server_args import ServerArgs
+from .stat_relay import StatRelay
+
+logger = logging.getLogger(__name__)
+
+StartEngine = Callable[[StatRelay], EngineInterface]
+
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+DEATH_LINGER_SECONDS = 1.0
+"""After the engine's death: time for open requests to get their errors, and for probes to see why."""
+END_SECONDS = 1.0
+"""For requests that were ended to send their last event."""
+
+
+def run_server(engine_args: EngineArgs, server_args: ServerArgs) -> int:
+    """Serve until SIGTERM or Ctrl-C; the process's exit code, 0, is returned after a clean end.
+
+    Raises ``ConfigurationError`` (a setting, the model, a port in use), ``EngineStartError`` or ``EngineDeadError``;
+    the command line makes each its last line and exits with 1.
+    """
+
+    def start_engine(relay: StatRelay) -> EngineInterface:
+        from ..engine.async_llm import AsyncLLM
+
+        return AsyncLLM.from_engine_args(engine_args, stat_loggers=[relay])
+
+    return serve_engine(start_engine, engine_args.model or DEFAULT_MODEL_NAME, server_args)
+
+
+def serve_engine(start_engine: StartEngine, model_name: str, server_args: ServerArgs) -> int:
+    """``run_server`` for the engine that ``start_engine`` starts; called once the port is known to be free."""
+    server_args.check()
+    if server_args.log_level is not None:
+        os.environ["OCTAVO_LOGGING_LEVEL"] = server_args.log_level.upper()
+        configure_logging("api")
+    names = server_args.served_model_name or [model_name]
+    listener = open_listener(server_args.host, server_args.port)
+    try:
+        # Until the loop takes the signals, they end whatever runs as Ctrl-C does, so that clean-up is not skipped.
+        with _signals_interrupt(), asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(_serve(start_engine, names, server_args, listener))
+    except KeyboardInterrupt:
+        logger.info("stopped while starting")
+    finally:
+        listener.close()
+    return 0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _serve(start_engine: StartEngine, names: list[str], args: ServerArgs, listener: socket.socket) -> None:
+    relay = StatRelay()
+    timeline = StartupTimeline("api")
+    timeline.mark("listening")
+    engine = start_engine(relay)
+    timeline.mark("engine started, tokenizer loaded")
+    try:
+        stop = StopSignals()
+        stop.install()
+        await ServerLife(engine, args, names, listener, stop, relay, timeline).run()
+    finally:
+        await engine.shutdown()
+
+
+class StopSignals:
+    """SIGTERM and SIGINT as events: the first asks for a clean end, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def install(self) -> None:
+        """Take the signals over from here on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.receive)
+
+    def receive(self) -> None:
+        """Note one signal."""
+        (self.second if self.first.is_set() else self.first).set()
+
+
+class ServerLife:
+    """One engine behind one listening socket, from loading to the end."""
+
+    def __init__(
+        self,
+        engine: EngineInterface,
+        args: ServerArgs,
+        model_names: list[str],
+        listener: socket.socket,
+        stop: StopSignals,
+        relay: StatRelay,
+        timeline: StartupTimeline,
+    ) -> None:
+        # Imported while the engine's process loads the model.
+        from .app import build_app
+        from .chat_template import ChatTemplate
+        from .context import ServerContext
+        from .http_server import HttpServer
+        from .metrics import Metrics
+
+        tokenizer = engine.tokenizer
+        if tokenizer is None and args.chat_template is not None:
+            raise ConfigurationError("--chat-template needs a tokenizer; leave out --skip-tokenizer-init")
+        template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, args.chat_template)
+        metrics = Metrics(model_names[0], engine.config)
+        relay.target = metrics
+        self._engine = engine
+        self._args = args
+        self._stop = stop
+        self._url = listener_url(listener, args.host)
+        self._context = ServerContext(engine, args, model_names, template)
+        self._http = HttpServer(build_app(self._context, metrics), listener)
+        self._timeline = timeline
+
+    async def run(self) -> None:
+        """Returns after a clean end. Raises ``EngineStartError``, ``EngineDeadError``."""
+        await self._http.start()
+        self._timeline.mark("HTTP server up")
+        logger.info("listening on %s, loading %s", self._url, self._context.model_names[0])
+        try:
+            if await self._unless_stopped(self._engine.wait_ready()):
+                self._tell_ready()
+                if await self._unless_stopped(self._engine.wait_dead()):
+                    await self._tell_death()
+            await self._drain()
+        finally:
+            self._context.encoder.close()
+            await self._http.close()
+
+    def _tell_ready(self) -> None:
+        self._timeline.mark("ready")
+        if self._engine.engine_info is not None:
+            self._timeline.merge(self._engine.engine_info.marks)
+        self._timeline.finish()
+        logger.info("Octavo is ready on %s", self._url)
+
+    async def _unless_stopped(self, event: Coroutine[Any, Any, object]) -> bool:
+        """Wait for ``event``: True once it is over, False if a signal came first. Raises what ``event`` raises."""
+        happened = asyncio.create_task(event)
+        stopped = asyncio.create_task(self._stop.first.wait())
+        try:
+            await asyncio.wait({happened, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if happened.done():
+                await happened
+            return happened.done()
+        finally:
+            happened.cancel()
+            stopped.cancel()
+            await asyncio.gather(happened, stopped, return_exceptions=True)
+
+    async def _tell_death(self) -> NoReturn:
+        """Let every client know, then raise the cause."""
+        error = self._engine.dead_error or EngineDeadError("the engine is gone")
+        logger.error("the engine died; ending %d open requests", len(self._context.open_requests))
+        await asyncio.sleep(DEATH_LINGER_SECONDS)
+        await self._end_requests(error)
+        raise error
+
+    async def _drain(self) -> None:
+        """Let open requests go on for ``shutdown_timeout`` or until a second signal, then end what is left."""
+        requests = self._context.open_requests
+        self._context.stopping = True
+        self._http.stop_accepting()
+        if len(requests):
+            logger.info(
+                "stopping; %d open requests may go on for %g s (a second signal ends them now)",
+                len(requests),
+                self._args.shutdown_timeout,
+            )
+        else:
+            logger.info("stopping")
+        drained = asyncio.create_task(requests.wait_none(self._args.shutdown_timeout))
+        hurried = asyncio.create_task(self._stop.second.wait())
+        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        hurried.cancel()
+        await self._end_requests(ServerStoppingError("the server is stopping; this request was not finished"))
+
+    async def _end_requests(self, error: OctavoError) -> None:
+        requests = self._context.open_requests
+        if len(requests):
+            requests.end_all(error)
+            await requests.wait_none(END_SECONDS)

@@ -1,0 +1,103 @@
+"""The endpoints beside generation: models, health, version, tokenizing, metrics."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import __version__
+from ..core.errors import RequestError
+from .body import BodyParser
+from .chat import TemplateOptions, template_messages
+from .context import ServerContext
+from .dialect import encode_json
+from .fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from .metrics import METRICS_MEDIA_TYPE, Metrics
+from .protocol import DetokenizeRequest, TokenizeRequest
+from .protocol_answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
+
+
+def json_response(
+    value: msgspec.Struct | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """A JSON answer."""
+    return Response(encode_json(value), status, headers, media_type="application/json")
+
+
+class ServiceEndpoints:
+    """The endpoints that generate nothing."""
+
+    def __init__(self, context: ServerContext, metrics: Metrics) -> None:
+        limit, strict = context.args.max_body_bytes, context.args.strict_fields
+        self._context = context
+        self._metrics = metrics
+        self._tokenize_bodies = BodyParser(TokenizeRequest, TOKENIZE_FIELDS, limit, strict)
+        self._detokenize_bodies = BodyParser(DetokenizeRequest, DETOKENIZE_FIELDS, limit, strict)
+
+    async def models(self, _request: Request) -> Response:
+        """The served models."""
+        return json_response(ModelList(data=[self._card(name) for name in self._context.model_names]))
+
+    async def model(self, request: Request) -> Response:
+        """One served model."""
+        return json_response(self._card(self._context.resolve_model(request.path_params["model_id"])))
+
+    def _card(self, name: str) -> ModelCard:
+        root = self._context.engine.config.model.path
+        return ModelCard(id=name, created=self._context.created, root=root, max_model_len=self._context.max_model_len)
+
+    async def health(self, _request: Request) -> Response:
+        """200 when requests can be served; 503 with the reason while loading, stopping or dead."""
+        health = self._context.health
+        answer = {"status": health}
+        error = self._context.engine.dead_error
+        if health == "dead" and error is not None:
+            answer["error"] = str(error)
+        return json_response(answer, 200 if health == "ready" else 503)
+
+    async def version(self, _request: Request) -> Response:
+        """Octavo's version."""
+        return json_response({"version": __version__})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(self._metrics.render(), media_type=METRICS_MEDIA_TYPE)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text, or of a conversation as the model would get it."""
+        body = await self._tokenize_bodies.parse(request)
+        asked = body.request
+        self._context.resolve_model(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise RequestError("exactly one of prompt and messages is required", "prompt")
+        encoder = self._context.encoder
+        if asked.messages is not None:
+            options = TemplateOptions.of(
+                asked.add_generation_prompt, asked.continue_final_message, asked.chat_template_kwargs
+            )
+            text = await self._context.render_chat(template_messages(asked.messages), options)
+            add_special_tokens, param = bool(asked.add_special_tokens), "messages"
+        else:
+            text = asked.prompt or ""
+            add_special_tokens, param = asked.add_special_tokens is not False, "prompt"
+        ids = await encoder.encode(text, add_special_tokens, param)
+        texts = [encoder.tokenizer.token_text(token_id) for token_id in ids] if asked.return_token_strs else None
+        answer = TokenizeAnswer(count=len(ids), max_model_len=self._context.max_model_len, tokens=ids, token_strs=texts)
+        return json_response(answer, headers=body.headers)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        body = await self._detokenize_bodies.parse(request)
+        asked = body.request
+        self._context.resolve_model(asked.model)
+        limit = self._context.engine.config.model.vocab_size
+        wrong = next((token_id for token_id in asked.tokens if not 0 <= token_id < limit), None)
+        if wrong is not None:
+            raise RequestError(f"tokens holds {wrong}, which is outside the vocabulary of {limit} ids", "tokens")
+        encoder = self._context.encoder
+        tokenizer = encoder.tokenizer
+        text = await encoder.off_loop(
+            4 * len(asked.tokens), lambda: tokenizer.decode(asked.tokens, skip_special_tokens=False)
+        )
+        return json_response(DetokenizeAnswer(prompt=text), headers=body.headers)

@@ -1,0 +1,171 @@
+"""Answering with a generation: as server-sent events, or as one JSON body collected from the same events."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..core.errors import OctavoError
+from .dialect import Collector, StreamWriter, encode_json
+from .error_answers import error_event, error_response, error_status, log_internal_error
+from .errors import ClientGoneError
+from .generation import Event, Generation
+from .open_requests import OpenRequests
+from .request_log import RequestLog
+
+HEADERS_AFTER = 1.0
+"""Seconds after which a stream's headers go out even without an event. Until then an error can still be a status."""
+
+ERROR_SEND_SECONDS = 1.0
+"""A reader that has stalled does not get to hold up the end of its own stream."""
+
+
+class GenerationResponse(Response):
+    """The ASGI application of one answer: runs its generation while the client is there."""
+
+    def __init__(
+        self, generation: Generation, requests: OpenRequests, log: RequestLog, headers: dict[str, str]
+    ) -> None:
+        super().__init__(headers=headers)
+        self.generation = generation
+        self._requests = requests
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; whatever goes wrong is told to the client in OpenAI's shape."""
+        request = self._requests.add()
+        try:
+            await request.run(receive, self.produce(send))
+            await self.conclude(send)
+            self._log.finished(self.generation)
+        except ClientGoneError:
+            self._log.ended(self.generation, "client gone")
+        except Exception as error:
+            if not isinstance(error, OctavoError) or error_status(error) == 500:
+                log_internal_error(error, f"{self.generation.request_id} failed")
+            self._log.ended(self.generation, f"error {error_status(error)}")
+            await self.fail(error, scope, receive, send)
+        finally:
+            self._requests.remove(request)
+
+    @abstractmethod
+    async def produce(self, send: Send) -> None:
+        """Run the generation. May be cancelled at any await."""
+
+    @abstractmethod
+    async def conclude(self, send: Send) -> None:
+        """Send what ends the answer."""
+
+    async def fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with an error instead."""
+        response = error_response(error)
+        response.raw_headers.extend(self.raw_headers_given())
+        await response(scope, receive, send)
+
+    def raw_headers_given(self) -> list[tuple[bytes, bytes]]:
+        """The headers that the handler gave."""
+        return [(name, value) for name, value in self.raw_headers if name not in (b"content-length", b"content-type")]
+
+
+class CollectedResponse(GenerationResponse):
+    """A plain answer."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        collector: Collector,
+        requests: OpenRequests,
+        log: RequestLog,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(generation, requests, log, headers)
+        self._collector = collector
+
+    async def produce(self, send: Send) -> None:
+        """Collect every event; nothing is sent before all are there."""
+        async with aclosing(self.generation.batches()) as batches:
+            async for events in batches:
+                self._collector.add(events)
+
+    async def conclude(self, send: Send) -> None:
+        """Send the whole answer."""
+        body = encode_json(self._collector.answer())
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *self.raw_headers_given(),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class EventStreamResponse(GenerationResponse):
+    """An answer in server-sent events. Chunks are bytes that go straight to the ASGI server."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        writer: StreamWriter,
+        requests: OpenRequests,
+        log: RequestLog,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(generation, requests, log, headers)
+        self._writer = writer
+        self._started = False
+
+    async def produce(self, send: Send) -> None:
+        """Send the chunks of every event as it comes."""
+        async with aclosing(self.generation.batches()) as batches:
+            await self._send_chunk(send, self._writer.write(await self._first(batches, send)))
+            async for events in batches:
+                await self._send_chunk(send, self._writer.write(events))
+            await self._send_chunk(send, self._writer.end())
+
+    async def conclude(self, send: Send) -> None:
+        """End the response."""
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error before the headers is a status; after them it is the last event."""
+        if not self._started:
+            await super().fail(error, scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(ERROR_SEND_SECONDS):
+                await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+        except TimeoutError:
+            return
+
+    async def _first(self, batches: AsyncGenerator[list[Event], None], send: Send) -> list[Event]:
+        """The first events; sends the headers early if they take long."""
+        first = asyncio.ensure_future(anext(batches, []))
+        try:
+            await asyncio.wait({first}, timeout=HEADERS_AFTER)
+            if not first.done():
+                await self._start(send)
+        except asyncio.CancelledError:
+            # The generator can only be closed once nobody is inside of it any more.
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            raise
+        return await first
+
+    async def _start(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            *self.raw_headers_given(),
+        ]
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _send_chunk(self, send: Send, chunk: bytes) -> None:
+        if not self._started:
+            await self._start(send)
+        if chunk:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})

@@ -1,0 +1,240 @@
+"""What a client can get wrong: each thing is a 4xx in OpenAI's shape, and the server answers as before."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stub_app import CHAT, COMPLETIONS, HI, StubApp, check_error, run, strict_json
+from stub_engine import StubEngine
+
+BASE = {CHAT: '"messages":[{"role":"user","content":"hi"}]', COMPLETIONS: '"prompt":"hi"'}
+PATHS = [CHAT, COMPLETIONS]
+NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def post_raw(path: str, fields: str, app: StubApp | None = None) -> httpx.Response:
+    """POST the endpoint's least body with more fields, as text."""
+    return run((app or StubApp()).post(path, ("{" + BASE[path] + "," + fields + "}").encode()))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
+def test_numbers_that_are_none_are_refused(path: str, word: str) -> None:
+    app = StubApp()
+    for name in NUMBERS:
+        for stream in ("true", "false"):
+            check_error(post_raw(path, f'"stream":{stream},"{name}":{word}', app))
+    assert app.engine.started == []
+    assert post_raw(path, '"temperature":0', app).status_code == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "-0.1"), ("temperature", '"0.5"'), ("temperature", "true"), ("temperature", "[]"),
+        ("temperature", "9" * 400), ("top_p", "0"), ("top_p", "1.01"), ("top_p", "-1"), ("top_k", "-2"),
+        ("top_k", "1.5"), ("top_k", "9" * 30), ("top_k", "9" * 5000), ("min_p", "-0.1"), ("min_p", "2"),
+        ("presence_penalty", "2.1"), ("frequency_penalty", "-2.1"), ("repetition_penalty", "0"),
+        ("repetition_penalty", "-1"), ("n", "0"), ("n", "-1"), ("n", "129"), ("n", "1e3"), ("n", '"2"'),
+        ("n", "99999999999999999999"), ("max_tokens", "-1"), ("max_tokens", "9" * 20), ("max_tokens", "true"),
+        ("max_tokens", "1.5"), ("min_tokens", "-1"), ("min_tokens", "99999999999"), ("seed", '"x"'), ("seed", "1.5"),
+        ("seed", "9" * 40), ("stop", "5"), ("stop", "[5]"), ("stop", '[""]'), ("stop", '""'), ("stop", '{"a":1}'),
+        ("stop", "[" + ",".join(['"a"'] * 65) + "]"), ("stop_token_ids", "[-1]"), ("stop_token_ids", "[99999]"),
+        ("stop_token_ids", '["a"]'), ("stop_token_ids", "5"), ("stop_token_ids", "[" + "9" * 30 + "]"),
+        ("allowed_token_ids", "[" + "9" * 30 + "]"), ("logit_bias", '{"x":1}'), ("logit_bias", '{"-1":1}'),
+        ("logit_bias", '{"5":101}'), ("logit_bias", '{"5":"a"}'), ("logit_bias", '{"99999":1}'),
+        ("logit_bias", '{"1.5":1}'), ("logit_bias", '{"99999999999999":1}'), ("logit_bias", "[]"),
+        ("allowed_token_ids", "[]"), ("allowed_token_ids", "[99999]"), ("allowed_token_ids", "[-1]"),
+        ("bad_words", "[5]"), ("bad_words", '[""]'), ("prompt_logprobs", "-1"), ("prompt_logprobs", "21"),
+        ("prompt_logprobs", "true"), ("priority", "9999999999"), ("priority", '"high"'), ("stream", '"yes"'),
+        ("stream", "1"), ("stream_options", "5"), ("stream_options", '{"include_usage":1}'), ("model", "5"),
+        ("echo", '"yes"'), ("cache_salt", "5"), ("request_id", '""'), ("request_id", '"a b"'), ("request_id", "5"),
+        ("ignore_eos", "1"), ("skip_special_tokens", '"no"'), ("return_token_ids", "0"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_refused_naming_its_field(path: str, name: str, value: str) -> None:
+    app = StubApp()
+    error = check_error(post_raw(path, f'"{name}":{value}', app))
+    assert error["param"] is not None and error["param"].split(".")[0].split("[")[0] == name, error
+    assert len(error["message"]) < 500
+    assert app.engine.started == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_null_is_the_same_as_leaving_a_field_out(path: str) -> None:
+    app = StubApp()
+    names = [name for name in app_fields(path) if name not in ("messages", "prompt")]
+    response = post_raw(path, ",".join(f'"{name}":null' for name in names), app)
+    assert response.status_code == 200, response.text
+    assert post_raw(path, '"user":"u"', app).status_code == 200
+    assert app.engine.started[0][2] == app.engine.started[1][2]
+
+
+def app_fields(path: str) -> list[str]:
+    """Every known field of an endpoint: offered, without effect and refused."""
+    from octavo.api.fields import CHAT_FIELDS, COMPLETION_FIELDS
+
+    fields = CHAT_FIELDS if path == CHAT else COMPLETION_FIELDS
+    return sorted(fields.offered | fields.without_effect | fields.refused.keys())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'"text"', b"5", b"{}", b'{"a":}', b"\xff\xfe", b'{"\xff":1}', b"{'a':1}",
+        b"\xef\xbb\xbf{}", b'{"a":1}{"b":2}', b'{"x":' + b"[" * 100_000 + b"}", b'{"a":' * 50_000, b"\x00" * 100,
+        b'{"messages":[{"role":"user","content":"\\ud800"}],"prompt":"\\ud800"}',
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_request_is_refused(path: str, body: bytes) -> None:
+    check_error(run(StubApp().post(path, body)))
+
+
+@pytest.mark.parametrize("messages", ["[]", "null", "5", '"hi"', "{}", "[5]", "[null]", "[[]]"])
+def test_messages_must_be_a_list_of_messages(messages: str) -> None:
+    error = check_error(run(StubApp().post(CHAT, ('{"messages":' + messages + "}").encode())))
+    assert error["param"].startswith("messages")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, '"tools":[{"type":"function","function":{"name":"f"}}]'), (CHAT, '"tool_choice":"required"'),
+        (CHAT, '"response_format":{"type":"json_object"}'), (CHAT, '"reasoning_effort":"high"'),
+        (CHAT, '"modalities":["text","audio"]'), (CHAT, '"audio":{"voice":"x"}'), (CHAT, '"store":true'),
+        (CHAT, '"functions":[{"name":"f"}]'), (CHAT, '"best_of":2'), (CHAT, '"guided_json":{}'),
+        (CHAT, '"structured_outputs":{"choice":["a"]}'), (CHAT, '"chat_template":"{{ 1 }}"'),
+        (COMPLETIONS, '"suffix":"x"'), (COMPLETIONS, '"best_of":2'), (COMPLETIONS, '"best_of":true'),
+        (COMPLETIONS, '"guided_regex":"a+"'), (COMPLETIONS, '"use_beam_search":true'), (COMPLETIONS, '"suffix":NaN'),
+        (COMPLETIONS, '"length_penalty":1e400'),
+    ],
+)  # fmt: skip
+def test_a_known_field_that_is_not_offered_is_refused_and_says_so(path: str, fields: str) -> None:
+    error = check_error(post_raw(path, fields))
+    if "NaN" not in fields and "1e400" not in fields:
+        assert error["code"] == "unsupported_parameter" and error["param"] == fields.split('"')[1]
+        assert "not supported" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, '"tools":[],"tool_choice":"auto","response_format":{"type":"text"},"modalities":["text"],"store":false'),
+        (CHAT, '"user":"u","metadata":{"a":"b"},"service_tier":"auto","parallel_tool_calls":true,"best_of":1'),
+        (COMPLETIONS, '"best_of":1,"suffix":null,"length_penalty":1,"use_beam_search":false,"user":"u"'),
+    ],
+)
+def test_a_known_field_whose_value_asks_for_nothing_passes_in_silence(path: str, fields: str) -> None:
+    response = post_raw(path, fields)
+    assert response.status_code == 200, response.text
+    assert "x-octavo-ignored-fields" not in response.headers
+
+
+def test_an_unknown_field_is_ignored_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    for stream in ("true", "false"):
+        response = post_raw(CHAT, f'"stream":{stream},"zzz_mode":5,"\\u00e9\\n":1')
+        assert response.status_code == 200
+        assert response.headers["x-octavo-ignored-fields"] == "zzz_mode, ??"
+    assert "zzz_mode" in caplog.text and "\né" not in caplog.text
+
+
+def test_a_slip_is_refused_with_the_name_that_was_meant() -> None:
+    for slip, meant in (("temprature", "temperature"), ("maxTokens", "max_tokens"), ("top-p", "top_p")):
+        error = check_error(post_raw(CHAT, f'"{slip}":1'), 400, slip)
+        assert f"did you mean '{meant}'" in error["message"]
+
+
+def test_strict_fields_refuse_every_unknown_field() -> None:
+    app = StubApp(strict_fields=True)
+    assert "--strict-fields" in check_error(post_raw(CHAT, '"zzz_mode":5', app), 400, "zzz_mode")["message"]
+    assert post_raw(CHAT, '"top_p":0.5', app).status_code == 200
+
+
+def test_thousands_of_unknown_fields_are_refused_at_once() -> None:
+    check_error(post_raw(CHAT, ",".join(f'"zz{n}q":1' for n in range(5000))))
+
+
+def test_an_unknown_model_is_a_404_and_every_served_name_works() -> None:
+    for path in PATHS:
+        error = check_error(post_raw(path, '"model":"gpt-x"'), 404, "model")
+        assert error["code"] == "model_not_found" and "stub-model" in error["message"]
+        for name in ("stub-model", "other-name"):
+            assert strict_json(post_raw(path, f'"model":"{name}"').content)["model"] == name
+
+
+def test_a_body_over_the_limit_is_a_413_with_and_without_its_length_declared() -> None:
+    app = StubApp(max_body_bytes=2000)
+    body = b'{"prompt":"' + b"a" * 4000 + b'"}'
+
+    async def chunked() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 500):
+            yield body[start : start + 500]
+
+    async def post_chunked() -> httpx.Response:
+        async with app.client() as client:
+            return await client.post(COMPLETIONS, content=chunked())
+
+    for response in (run(app.post(COMPLETIONS, body)), run(post_chunked())):
+        assert "2000" in check_error(response, 413)["message"]
+    assert run(app.post(COMPLETIONS, {"prompt": "a"})).status_code == 200
+
+
+def test_a_compressed_body_is_refused_and_says_so() -> None:
+    response = run(StubApp().post(CHAT, b"{}", {"content-encoding": "gzip"}))
+    assert "gzip" in check_error(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nope", 404), ("GET", "/v1", 404), ("POST", "/v1/chat/completions/", 404), ("GET", CHAT, 405),
+        ("DELETE", "/v1/models", 405), ("PUT", COMPLETIONS, 405), ("GET", "/v1/models/unknown/model", 404),
+        ("GET", "//v1/models", 404), ("POST", "/health", 405),
+    ],
+)  # fmt: skip
+def test_wrong_paths_and_methods_are_told_in_the_same_shape(method: str, path: str, status: int) -> None:
+    async def request() -> httpx.Response:
+        async with StubApp().client() as client:
+            return await client.request(method, httpx.URL(f"http://stub{path}"))
+
+    check_error(run(request()), status)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"messages": []}, {"self": 1}, {"tools": 1}, {"add_generation_prompt": 1}, {"continue_final_message": 1}],
+)
+def test_template_variables_cannot_take_the_place_of_fields(variables: dict) -> None:
+    check_error(
+        run(StubApp().post(CHAT, {"messages": HI, "chat_template_kwargs": variables})), 400, "chat_template_kwargs"
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_no_json_at_all_makes_a_500(data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from([CHAT, COMPLETIONS, "/tokenize", "/detokenize"]))
+    names = st.sampled_from([*app_fields(CHAT), *app_fields(COMPLETIONS), "tokens"])
+    body: dict[str, Any] = data.draw(st.dictionaries(names, JSON, max_size=5))
+    base = {
+        CHAT: {"messages": HI},
+        COMPLETIONS: {"prompt": "hi"},
+        "/tokenize": {"prompt": "a"},
+        "/detokenize": {"tokens": [3]},
+    }
+    response = run(StubApp(StubEngine(context=64)).post(path, base[path] | body if data.draw(st.booleans()) else body))
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        check_error(response, response.status_code)
