@@ -4,7 +4,13 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from ...kernels.rotary import apply_rotary
 from ..batch_layout import BatchLayout
+from ..layers.norm import HeadNorm
+from ..layers.rotary import RotaryEmbedding
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""What a backend rotates a step's heads by: its own choice of tensors, the same for all layers."""
 
 
 class AttentionPlan:
@@ -43,3 +49,28 @@ class AttentionBackend(ABC):
 
         ``query`` is [T, H, D], ``key`` and ``value`` are [T, KH, D]; rows may be strided.
         """
+
+    def rotation(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Rotation:
+        """Look up the angles of a step's tokens (positions int64 [T]), once for all layers."""
+        return rotary.rows(positions)
+
+    def forward(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        num_kv_heads: int,
+        norm: HeadNorm | None,
+        rotation: Rotation,
+        plan: AttentionPlan,
+    ) -> torch.Tensor:
+        """Normalize and rotate queries and keys, write the cache, attend. Returns [T, H * D].
+
+        ``heads`` is [T, H + 2 KH, D]: queries, keys, values, as the merged projection gives them. A backend that has
+        a kernel for these steps together overrides this; here they are one after the other.
+        """
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        rotated, value = heads.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
+        if norm is not None:
+            rotated = norm(rotated)
+        query, key = apply_rotary(rotated, *rotation).split_with_sizes((num_heads, num_kv_heads), 1)
+        return self.attend(layer, query, key, value, plan)

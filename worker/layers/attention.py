@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ...core.model_config import ModelConfig
-from ...kernels.rotary import apply_rotary
-from ..attention.backend import AttentionBackend, AttentionPlan
+from ..attention.backend import AttentionBackend, AttentionPlan, Rotation
 from .linear import InputCutLinear, MergedLinear, OutputPart
 from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
 from .norm import HeadNorm
@@ -27,7 +26,7 @@ class AttentionOptions:
 class Attention:
     """Grouped-query attention of one layer. q, k and v are one product; q and k rotate together."""
 
-    __slots__ = ("_head_dim", "_layer", "_norm", "_out", "_qkv", "_rotated", "out", "qkv")
+    __slots__ = ("_head_dim", "_layer", "_norm", "_num_kv_heads", "_out", "_qkv", "out", "qkv")
 
     def __init__(
         self,
@@ -54,27 +53,16 @@ class Attention:
         )
         self._layer = layer
         self._head_dim = width
-        self._rotated = (local_heads, local_kv_heads)
+        self._num_kv_heads = local_kv_heads
         self._qkv: LinearOperator = UnloadedLinear()
         self._out: LinearOperator = UnloadedLinear()
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attention: AttentionBackend,
-        plan: AttentionPlan,
+        self, x: torch.Tensor, rotation: Rotation, attention: AttentionBackend, plan: AttentionPlan
     ) -> torch.Tensor:
-        """x [T, hidden] to [T, hidden]; ``cos`` and ``sin`` are [T, 1, R]."""
-        num_heads, num_kv_heads = self._rotated
+        """x [T, hidden] to [T, hidden]."""
         heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, H + 2 KH, D]
-        rotated, value = heads.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
-        if self._norm is not None:
-            rotated = self._norm(rotated)
-        rotated = apply_rotary(rotated, cos, sin)
-        query, key = rotated.split_with_sizes((num_heads, num_kv_heads), 1)
-        return self._out(attention.attend(self._layer, query, key, value, plan))
+        return self._out(attention.forward(self._layer, heads, self._num_kv_heads, self._norm, rotation, plan))
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The checkpoint tensors under ``prefix``, which ends with a dot."""

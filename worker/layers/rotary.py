@@ -23,7 +23,7 @@ _KNOWN: dict[str, set[str]] = {
 class RotaryEmbedding:
     """A table of cosines and sines for every position of the context."""
 
-    __slots__ = ("_half", "_table")
+    __slots__ = ("_half", "table")
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         frequencies, magnitude = rotary_frequencies(config)
@@ -32,16 +32,17 @@ class RotaryEmbedding:
         cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
         self._half = angles.shape[1]
         # Halves only, [P, R]: the second half of each row would repeat the first, and contexts are long.
-        self._table = torch.cat((cos, sin), 1).to(dtype).to(device)
+        self.table = torch.cat((cos, sin), 1).to(dtype).to(device)
+        """[P, R]: cosines, then sines, of each position."""
 
     @property
     def num_bytes(self) -> int:
         """Memory of the table."""
-        return self._table.nbytes
+        return self.table.nbytes
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``(cos, sin)`` for int64 positions [T], each [T, 1, R], as ``kernels.rotary.apply_rotary`` takes them."""
-        rows = torch.index_select(self._table, 0, positions).unsqueeze(1)
+        rows = torch.index_select(self.table, 0, positions).unsqueeze(1)
         cos, sin = rows[..., : self._half], rows[..., self._half :]
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 

@@ -89,14 +89,14 @@ class CausalLM(ABC):
     ) -> torch.Tensor:
         """Normalized hidden states [T, hidden] of the tokens ``input_ids`` at ``positions``, both int64 [T]."""
         residual = self.embedding(input_ids)
-        cos, sin = self.rotary.rows(positions)
+        rotation = attention.rotation(self.rotary, positions)
         change: torch.Tensor | None = None  # what the layer before adds to the residual stream
         for layer in self.layers:
             if change is None:
                 hidden = layer.attention_norm(residual)
             else:
                 hidden, residual = layer.attention_norm.add(change, residual)
-            mixed = layer.attention(hidden, cos, sin, attention, plan)
+            mixed = layer.attention(hidden, rotation, attention, plan)
             hidden, residual = layer.mlp_norm.add(mixed, residual)
             change = layer.mlp(hidden)
         return self.norm(residual) if change is None else self.norm.add(change, residual)[0]
