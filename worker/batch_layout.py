@@ -26,6 +26,10 @@ class BatchLayout:
     """Device, int32 [R, max_blocks]: block ids of each row; entries past its length are undefined."""
     slot_mapping: torch.Tensor
     """Device, int64 [T]: ``block_id * block_size + offset`` where each token's key and value go."""
+    device_query_start_loc: torch.Tensor
+    """``query_start_loc`` on the device."""
+    device_seq_lens: torch.Tensor
+    """``seq_lens`` on the device."""
 
     @property
     def num_rows(self) -> int:

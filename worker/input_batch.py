@@ -12,6 +12,7 @@ import torch
 from ..core.config import EngineConfig
 from ..core.step import Chunk, NewRequest, SchedulerOutput
 from .batch_layout import BatchLayout
+from .slot_mirror import make_slot_mirror
 
 _NO_ROWS = np.empty(0, dtype=np.int64)
 
@@ -44,9 +45,9 @@ class InputBatch:
         self._block_table = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self._known: dict[int, np.ndarray] = {}
         """Tokens that a slot had when it was filled: what its chunks are cut from."""
-        self._decodes = _NO_ROWS
-        self.last_tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        """Device, int64: the token drawn last in each slot. Feeds the next step without visiting the host."""
+        self.decodes = _NO_ROWS
+        """int64: slots that decode, in row order. The same object while the rows are the same."""
+        self.mirror = make_slot_mirror(self._block_table, device)
 
     def apply(self, output: SchedulerOutput) -> None:
         """Take in what changed since the last step; released slots were released before."""
@@ -56,8 +57,10 @@ class InputBatch:
             first = int(self._num_blocks[slot])
             self._block_table[slot, first : first + len(block_ids)] = block_ids
             self._num_blocks[slot] += len(block_ids)
+            self.mirror.set_blocks(slot, first, block_ids)
         if output.decodes is not None:
-            self._decodes = output.decodes.astype(np.int64)
+            self.decodes = output.decodes.astype(np.int64)
+        self.mirror.flush()
 
     def release(self, slot: int) -> None:
         """Forget what a slot held."""
@@ -69,6 +72,7 @@ class InputBatch:
         self._num_computed[slot] = new.num_computed_tokens
         self._num_blocks[slot] = len(new.block_ids)
         self._block_table[slot, : len(new.block_ids)] = new.block_ids
+        self.mirror.set_blocks(slot, 0, new.block_ids)
 
     def known_tokens(self, slot: int) -> np.ndarray:
         """The tokens that came with the request, int32."""
@@ -76,11 +80,16 @@ class InputBatch:
 
     def keep_drawn(self, slots: np.ndarray, token_ids: torch.Tensor) -> None:
         """Remember the tokens (device, int64 [S]) drawn in these slots."""
-        self.last_tokens[self._tensor(slots)] = token_ids
+        self.mirror.last_tokens[self._tensor(slots)] = token_ids
+
+    def advance_decodes(self) -> np.ndarray:
+        """Count one token of each decoding slot as computed, for a step whose inputs the device makes by itself."""
+        self._num_computed[self.decodes] += 1
+        return self.decodes
 
     def advance(self, chunks: list[Chunk]) -> StepInputs:
         """The inputs of this step; its tokens count as computed from here on."""
-        decodes = self._decodes
+        decodes = self.decodes
         slots = np.concatenate((decodes, [chunk.slot for chunk in chunks])).astype(np.int64) if chunks else decodes
         lengths = np.ones(len(slots), dtype=np.int64)
         lengths[len(decodes) :] = [chunk.num_tokens for chunk in chunks]
@@ -88,7 +97,7 @@ class InputBatch:
         positions = starts.copy() if not chunks else _positions(starts, lengths)
         self._num_computed[slots] = seq_lens = starts + lengths
         layout = self._layout(slots, lengths, positions, seq_lens, len(decodes))
-        input_ids = self.last_tokens[self._tensor(decodes)]
+        input_ids = self.mirror.last_tokens[self._tensor(decodes)]
         if chunks:
             prompt = np.concatenate([self._known[c.slot][end - c.num_tokens : end] for c, end in self._ends(chunks)])
             input_ids = torch.cat((input_ids, self._tensor(prompt.astype(np.int64))))
@@ -111,16 +120,19 @@ class InputBatch:
         query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_start_loc[1:])
         width = -(-int(seq_lens.max()) // self._block_size)
-        block_table = self._block_table[slots, :width]
-        rows = np.repeat(np.arange(len(slots)), lengths)
-        blocks = block_table[rows, positions // self._block_size].astype(np.int64)
+        owners = np.repeat(slots, lengths)
+        blocks = self._block_table[owners, positions // self._block_size].astype(np.int64)
+        device_slots, device_seq_lens = self._tensor(slots), self._tensor(seq_lens.astype(np.int32))
+        self.mirror.computed(device_slots, device_seq_lens)
         return BatchLayout(
             num_decodes=num_decodes,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens.astype(np.int32),
             positions=self._tensor(positions),
-            block_table=self._tensor(block_table),
+            block_table=self.mirror.block_table[device_slots, :width],
             slot_mapping=self._tensor(blocks * self._block_size + positions % self._block_size),
+            device_query_start_loc=self._tensor(query_start_loc),
+            device_seq_lens=device_seq_lens,
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Runs one step of the model: diff in, drawn tokens out."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,9 +15,23 @@ from .models.causal_lm import CausalLM
 from .pending_output import PendingOutput
 from .sampler import Sampler, SamplerOutput
 from .sampling_state import SamplingState
+from .slot_mirror import SlotMirror
 
 _PROMPT_LOGPROB_ROWS = 128
 """Prompt positions whose logits exist at one time."""
+
+
+class DecodeReplay(Protocol):
+    """Recorded decode steps (CUDA graphs)."""
+
+    @property
+    def largest(self) -> int:
+        """Most rows that a recording serves."""
+        ...
+
+    def run(self, slots: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, V] of a step for these slots (int64 [B]) and positions int64 [B] of the tokens to be drawn."""
+        ...
 
 
 class ModelRunner:
@@ -34,6 +49,7 @@ class ModelRunner:
         )
         self._sampler = Sampler()
         self._wants_prompt_logprobs: dict[int, NewRequest] = {}
+        self._replay: DecodeReplay | None = None
 
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
@@ -42,12 +58,28 @@ class ModelRunner:
         On a GPU all of it is only launched here; the returned function waits for the copy of what was drawn.
         """
         self._apply(output)
+        if self._replay is not None and not output.chunks and len(self._inputs.decodes) <= self._replay.largest:
+            slots = self._inputs.advance_decodes()
+            drawn = self._draw(*self._replay.run(slots), slots)
+            return PendingOutput(output.step, drawn, [], self._device).wait
         step = self._inputs.advance(output.chunks)
         plan = self._attention.plan(step.layout)
         hidden = self._model.forward(step.input_ids, step.layout.positions, self._attention, plan)
-        drawn = self._draw(hidden, step)
+        drawn = None
+        if len(step.sampling_slots):
+            states = hidden if step.sampling_tokens is None else hidden[step.sampling_tokens]
+            drawn = self._draw(self._model.raw_logits(states), step.draw_positions, step.sampling_slots)
         scores = self._prompt_logprobs(hidden, step, output) if self._wants_prompt_logprobs else []
         return PendingOutput(output.step, drawn, scores, self._device).wait
+
+    def replay_decodes(self, replay: DecodeReplay) -> None:
+        """From here on steps that only decode are replayed."""
+        self._replay = replay
+
+    @property
+    def mirror(self) -> SlotMirror:
+        """The device's per-slot state."""
+        return self._inputs.mirror
 
     def release(self, slot: int) -> None:
         """Forget what a slot held."""
@@ -73,15 +105,10 @@ class ModelRunner:
                 self._wants_prompt_logprobs[new.slot] = new
         self._inputs.apply(output)
 
-    def _draw(self, hidden: torch.Tensor, step: StepInputs) -> SamplerOutput | None:
-        if not len(step.sampling_slots):
-            return None
-        if step.sampling_tokens is not None:
-            hidden = hidden[step.sampling_tokens]
-        logits = self._model.compute_logits(hidden)
-        batch = self._sampling.batch(step.sampling_slots)
-        drawn = self._sampler.sample(logits, batch, step.draw_positions)
-        self._inputs.keep_drawn(step.sampling_slots, drawn.token_ids)
+    def _draw(self, logits: torch.Tensor, positions: torch.Tensor, slots: np.ndarray) -> SamplerOutput:
+        """Draw a token for each of ``slots`` from logits [S, V]; ``positions`` are those of the tokens drawn."""
+        drawn = self._sampler.sample(logits.float(), self._sampling.batch(slots), positions)
+        self._inputs.keep_drawn(slots, drawn.token_ids)
         return drawn
 
     def _prompt_logprobs(self, hidden: torch.Tensor, step: StepInputs, output: SchedulerOutput) -> list[PromptLogprobs]:

@@ -23,6 +23,8 @@ logger = logging.getLogger("octavo.worker")
 
 _CPU_CACHE_SHARE = 0.25
 _CPU_CACHE_LIMIT = 4 << 30
+_GRAPH_RESERVE = 512 << 20
+"""Bytes left free for CUDA graphs and what libraries allocate at their first use."""
 
 
 class Worker:
@@ -35,6 +37,7 @@ class Worker:
         self._model: CausalLM | None = None
         self._attention: AttentionBackend | None = None
         self._runner: ModelRunner | None = None
+        self._ledger: dict[str, int] = {}
 
     def _open_device(self) -> torch.device:
         device = self._config.device
@@ -65,10 +68,44 @@ class Worker:
         return max(2, min(most, self._free_bytes() // per_block))
 
     def _free_bytes(self) -> int:
-        if self._device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self._device)
-            return int(free - total * (1 - self._config.cache.memory_utilization))
-        return int(min(_available_memory() * _CPU_CACHE_SHARE, _CPU_CACHE_LIMIT))
+        if self._device.type == "cpu":
+            return int(min(_available_memory() * _CPU_CACHE_SHARE, _CPU_CACHE_LIMIT))
+        activations = self._measure_activations()
+        free, total = torch.cuda.mem_get_info(self._device)
+        wanted = total * self._config.cache.memory_utilization
+        return int(wanted - (total - free) - activations - _GRAPH_RESERVE)
+
+    def _measure_activations(self) -> int:
+        """Bytes that the largest step takes beside weights and cache: it is run, over a cache of nothing."""
+        assert self._attention is not None and self._model is not None
+        self._attention.allocate(2)
+        runner = ModelRunner(self._config, self._device, self._model, self._attention)
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        runner.launch(self._largest_step())()
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        del runner
+        torch.cuda.empty_cache()
+        self._ledger["activations"] = peak
+        return peak
+
+    def _largest_step(self) -> SchedulerOutput:
+        """Prompts that use up the token budget, each drawing a token; all their blocks are the null block."""
+        scheduler = self._config.scheduler
+        left = scheduler.max_num_batched_tokens
+        rows = scheduler.max_num_seqs
+        new, chunks = [], []
+        while left > 0 and rows > 0:
+            length = min(scheduler.max_model_len - 1, left if rows == 1 else max(1, -(-left // rows)))
+            blocks = [0] * (-(-length // self._config.cache.block_size))
+            ids = np.zeros(length, np.int32)
+            params = SamplingParams(seed=0)
+            new.append(NewRequest(len(new), "largest", ids, length, 0, blocks, params, 0, [], []))
+            chunks.append(Chunk(len(chunks), length, True))
+            left -= length
+            rows -= 1
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        return SchedulerOutput(0, [], new, [], np.empty(0, dtype=np.int32), chunks, num_tokens)
 
     def allocate(self, num_blocks: int) -> dict[str, int]:
         """Allocate the KV cache and run the model once, so that the first request finds everything warm. Returns the
@@ -77,9 +114,25 @@ class Worker:
         self._attention.allocate(num_blocks)
         self._runner = ModelRunner(self._config, self._device, self._model, self._attention)
         self._warm_up()
+        if self._device.type == "cuda" and self._attention.name != "torch":
+            self._record_decodes()
         ledger = {"weights": self._model.weight_bytes, "kv cache": num_blocks * self._attention.bytes_per_block}
+        ledger |= self._ledger
         logger.info("memory: %s", ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in ledger.items()))
         return ledger
+
+    def _record_decodes(self) -> None:
+        # Imported here: only where there is a GPU is there Triton.
+        from .attention.fused_backend import FusedAttentionBackend
+        from .decode_graphs import DecodeGraphs
+        from .slot_mirror import DeviceSlotMirror
+
+        assert self._runner is not None and self._model is not None
+        assert isinstance(self._attention, FusedAttentionBackend)
+        assert isinstance(self._runner.mirror, DeviceSlotMirror)
+        graphs = DecodeGraphs(self._config, self._model, self._attention, self._runner.mirror)
+        graphs.capture()
+        self._runner.replay_decodes(graphs)
 
     def _warm_up(self) -> None:
         """A prompt and a decode over the null block: operators choose and cache their kernels for these shapes now."""

@@ -60,6 +60,8 @@ def build_layout(parts: list[tuple[Sequence, int]], block_size: int) -> BatchLay
         positions=torch.tensor(positions),
         block_table=torch.from_numpy(table),
         slot_mapping=torch.tensor(slots),
+        device_query_start_loc=torch.from_numpy(starts),
+        device_seq_lens=torch.from_numpy(seq_lens),
     )
 
 

@@ -14,7 +14,7 @@ from .windows import layer_windows
 
 logger = logging.getLogger(__name__)
 
-KNOWN_BACKENDS = ("torch",)
+KNOWN_BACKENDS = ("torch", "triton", "flash")
 
 
 def select_backend(
@@ -24,22 +24,79 @@ def select_backend(
 ) -> AttentionBackend:
     """The backend for this device and configuration; its cache is not allocated yet.
 
-    Raises ``ConfigurationError`` for a backend that does not exist.
+    Raises ``ConfigurationError`` for a backend that does not exist or cannot run here.
     """
+    name, reason = _choose(config, device)
+    logger.info("attention backend: %s (%s)", name, reason)
+    model = config.model
+    num_heads, num_kv_heads = shard.cut(model.num_heads)[1], shard.cut(model.num_kv_heads)[1]
+    dtype = torch_dtype(model.dtype)
+    if name == "torch":
+        return TorchAttentionBackend(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=model.head_dim,
+            block_size=config.cache.block_size,
+            windows=layer_windows(model),
+            dtype=dtype,
+            device=device,
+        )
+    from .fused_backend import CacheShape
+
+    shape = CacheShape(
+        model.num_layers, num_heads, num_kv_heads, model.head_dim, config.cache.block_size, dtype, device
+    )
+    if name == "triton":
+        from .triton_backend import TritonAttentionBackend
+
+        return TritonAttentionBackend(shape, config.scheduler.max_num_seqs)
+    from .flash_backend import FlashAttentionBackend
+
+    return FlashAttentionBackend(shape, config.scheduler.max_num_seqs)
+
+
+def _choose(config: EngineConfig, device: torch.device) -> tuple[str, str]:
+    """The backend's name and why it was taken."""
     asked = config.device.attention_backend
     if asked not in ("auto", *KNOWN_BACKENDS):
         raise ConfigurationError(
             f"--attention-backend {asked!r} does not exist; choose auto or {', '.join(KNOWN_BACKENDS)}"
         )
-    reason = "asked for" if asked != "auto" else f"the only one that runs on {device.type}"
-    logger.info("attention backend: torch (%s)", reason)
-    model = config.model
-    return TorchAttentionBackend(
-        num_heads=shard.cut(model.num_heads)[1],
-        num_kv_heads=shard.cut(model.num_kv_heads)[1],
-        head_dim=model.head_dim,
-        block_size=config.cache.block_size,
-        windows=layer_windows(model),
-        dtype=torch_dtype(model.dtype),
-        device=device,
-    )
+    obstacle = _obstacle_to_kernels(config, device)
+    if asked == "torch" or (asked == "auto" and obstacle is not None):
+        return "torch", "asked for" if asked == "torch" else str(obstacle)
+    if obstacle is not None:
+        raise ConfigurationError(f"--attention-backend {asked}: {obstacle}")
+    obstacle = _obstacle_to_flash(config, device)
+    if asked == "triton" or (asked == "auto" and obstacle is not None):
+        return "triton", "asked for" if asked == "triton" else str(obstacle)
+    if obstacle is not None:
+        raise ConfigurationError(f"--attention-backend flash: {obstacle}")
+    return "flash", "the fastest here: FlashAttention-3 for prompts, Triton for decoding"
+
+
+def _obstacle_to_kernels(config: EngineConfig, device: torch.device) -> str | None:
+    """Why the Triton kernels cannot be used; None if they can."""
+    size = config.cache.block_size
+    if device.type != "cuda":
+        return f"the only one that runs on {device.type}"
+    if size < 16 or size & (size - 1):
+        return f"the kernels need a block size that is a power of two from 16, not {size}"
+    if any(window is not None for window in layer_windows(config.model)):
+        return "the kernels do not serve models with a sliding window yet"
+    return None
+
+
+def _obstacle_to_flash(config: EngineConfig, device: torch.device) -> str | None:
+    """Why FlashAttention-3 cannot be used; None if it can."""
+    from .flash_backend import BLOCK_MULTIPLE, flash_attention_available
+
+    if not flash_attention_available():
+        return "fa3-fwd is not installed (extra flash-attn)"
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return "FlashAttention-3 is for Hopper GPUs"
+    if config.cache.block_size % BLOCK_MULTIPLE:
+        return f"FlashAttention-3 needs a block size that is a multiple of {BLOCK_MULTIPLE}"
+    if config.model.dtype == "float32":
+        return "FlashAttention-3 has no float32"
+    return None

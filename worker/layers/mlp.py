@@ -1,24 +1,14 @@
 """The gated MLP of a decoder layer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
-from ...core.errors import UnsupportedModelError
 from ...core.model_config import ModelConfig
-from ...kernels.gated_activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .linear import InputCutLinear, MergedLinear, OutputPart
 from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
+from .operators import Operators
 from .weights import Shard, WeightSlot
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": silu_and_mul,
-    "swish": silu_and_mul,
-    "gelu": gelu_and_mul,
-    "gelu_new": gelu_tanh_and_mul,
-    "gelu_pytorch_tanh": gelu_tanh_and_mul,
-}
-"""By the names that config.json uses."""
 
 
 class GatedMLP:
@@ -26,16 +16,14 @@ class GatedMLP:
 
     __slots__ = ("_activate", "_down", "_gate_up", "down", "gate_up")
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
-        if config.hidden_act not in _ACTIVATIONS:
-            raise UnsupportedModelError(
-                f"hidden_act {config.hidden_act!r} is not supported; known are {', '.join(_ACTIVATIONS)}"
-            )
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, operators: Operators, shard: Shard
+    ) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         parts = [OutputPart("gate_proj", inner), OutputPart("up_proj", inner)]
         self.gate_up = MergedLinear(hidden, parts, config.mlp_bias, dtype, device, shard)
         self.down = InputCutLinear("down_proj", inner, hidden, config.mlp_bias, dtype, device, shard)
-        self._activate = _ACTIVATIONS[config.hidden_act]
+        self._activate = operators.activation(config.hidden_act)
         self._gate_up: LinearOperator = UnloadedLinear()
         self._down: LinearOperator = UnloadedLinear()
 

@@ -4,26 +4,29 @@ from collections.abc import Iterator
 
 import torch
 
-from ...kernels.rms_norm import add_rms_norm, rms_norm
+from ...kernels.rms_norm import rms_norm
+from .operators import Operators
 from .weights import WeightSlot
 
 
 class RMSNorm:
     """RMS normalization over the hidden dimension."""
 
-    __slots__ = ("eps", "weight")
+    __slots__ = ("_add_rms_norm", "_rms_norm", "eps", "weight")
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device, operators: Operators) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self.eps = eps
+        self._rms_norm = operators.rms_norm
+        self._add_rms_norm = operators.add_rms_norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize x [T, N] into a new tensor."""
-        return rms_norm(x, self.weight, self.eps)
+        return self._rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``(norm(x + residual), x + residual)``; either input may be overwritten."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
+        return self._add_rms_norm(x, residual, self.weight, self.eps)
 
     def slots(self, name: str) -> Iterator[WeightSlot]:
         """The one checkpoint tensor, called ``name`` + ``.weight``."""

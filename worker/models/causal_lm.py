@@ -14,6 +14,7 @@ from ..layers.embedding import VocabEmbedding, prepare_head
 from ..layers.linear_method import LinearMethod, LinearOperator, UnloadedLinear
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
+from ..layers.operators import Operators, choose_operators
 from ..layers.rotary import RotaryEmbedding
 from ..layers.weights import Shard, WeightSlot
 from .features import check_features
@@ -31,12 +32,13 @@ class DecoderLayer:
         options: AttentionOptions,
         dtype: torch.dtype,
         device: torch.device,
+        operators: Operators,
         shard: Shard,
     ) -> None:
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device, operators)
         self.attention = Attention(index, config, options, dtype, device, shard)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.mlp = GatedMLP(config, dtype, device, shard)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device, operators)
+        self.mlp = GatedMLP(config, dtype, device, operators, shard)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The checkpoint tensors under ``prefix``, which ends with a dot."""
@@ -67,9 +69,12 @@ class CausalLM(ABC):
         self.device = device
         dtype = torch_dtype(config.dtype)
         options = self.attention_options(config)
+        operators = choose_operators(device)
         self.embedding = VocabEmbedding(config.vocab_size, config.hidden_size, dtype, device, shard)
-        self.layers = [DecoderLayer(index, config, options, dtype, device, shard) for index in range(config.num_layers)]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.layers = [
+            DecoderLayer(index, config, options, dtype, device, operators, shard) for index in range(config.num_layers)
+        ]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device, operators)
         self.rotary = RotaryEmbedding(config, dtype, device)
         self.head_table = (
             self.embedding
@@ -103,7 +108,11 @@ class CausalLM(ABC):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits float32 [S, vocab] of hidden states [S, hidden] that ``forward`` returned."""
-        return self._head(hidden).float()
+        return self.raw_logits(hidden).float()
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same in the dtype that the model computes in: half the bytes, for kernels that widen as they read."""
+        return self._head(hidden)
 
     def slots(self) -> Iterator[WeightSlot]:
         """Every checkpoint tensor that the model needs, with the place it goes to."""
