@@ -99,4 +99,6 @@ def _obstacle_to_flash(config: EngineConfig, device: torch.device) -> str | None
         return f"FlashAttention-3 needs a block size that is a multiple of {BLOCK_MULTIPLE}"
     if config.model.dtype == "float32":
         return "FlashAttention-3 has no float32"
+    if config.model.head_dim != 128:
+        return f"fa3-fwd pages heads of 128 elements only, not {config.model.head_dim}"
     return None
