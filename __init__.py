@@ -19,6 +19,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if TYPE_CHECKING:
     from .api.llm import LLM
     from .core.engine_args import EngineArgs
+    from .core.grammar import StructuredOutputs
     from .core.outputs import CompletionOutput, Logprob, RequestOutput
     from .core.sampling_params import RequestOutputKind, SamplingParams
     from .engine.async_llm import AsyncLLM
@@ -31,6 +32,7 @@ _PUBLIC = {
     "Logprob": ".core.outputs",
     "RequestOutput": ".core.outputs",
     "RequestOutputKind": ".core.sampling_params",
+    "StructuredOutputs": ".core.grammar",
     "SamplingParams": ".core.sampling_params",
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 

@@ -7,13 +7,16 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..core.errors import OctavoError
+from .auth import METRICS_PATH, PROBE_PATHS, ApiKeys, KeyDoor, inner_path
 from .context import ServerContext, usable_request_id
+from .docs_page import docs_page
 from .error_answers import (
     error_response,
     handle_client_gone,
@@ -24,36 +27,101 @@ from .error_answers import (
 from .errors import ClientGoneError
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from .generation_endpoints import GenerationEndpoints
+from .messages.endpoints import MessagesEndpoints
+from .messages.fields import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
+from .messages.protocol import CountTokensRequest, MessageError, MessageObject, MessagesRequest, TokenCount
 from .metrics import Metrics
-from .openapi import RouteSchema, component_schemas
+from .openapi import RouteSchema, component_schemas, describe_keys
 from .protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from .protocol_answers import ChatCompletion, Completion, DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
+from .protocol_answers import (
+    ChatCompletion,
+    Completion,
+    DetokenizeAnswer,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    Version,
+)
+from .responses.endpoints import ResponsesEndpoints
+from .responses.fields import RESPONSES_FIELDS
+from .responses.protocol import DeletedResponse, ItemList, ResponseObject, ResponsesRequest
+from .server_args import ServerArgs
 from .service_endpoints import ServiceEndpoints
+from .tracing import TRACING, Tracing
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
-_GENERATION_ERRORS = (400, 404, 413, 503)
+_GENERATION_ERRORS = (400, 404, 413, 429, 503)
 
 
-def build_app(context: ServerContext, metrics: Metrics) -> ASGIApp:
-    """The whole application for one engine."""
-    app = FastAPI(title="Octavo", version=__version__, root_path=context.args.root_path, redirect_slashes=False)
+def build_app(context: ServerContext, metrics: Metrics, tracing: Tracing | None = None) -> ASGIApp:
+    """The whole application for one engine: CORS, then request ids, then keys, then the routes."""
+    app = FastAPI(
+        title="Octavo",
+        version=__version__,
+        redirect_slashes=False,
+        # FastAPI's own pages load their scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
     schemas: list[RouteSchema] = []
 
     def add(method: str, path: str, handler: Handler, schema: RouteSchema) -> None:
         schemas.append(schema)
-        # No response model: handlers return encoded answers, and FastAPI must not build them once more.
-        app.add_api_route(path, handler, methods=[method], response_model=None, openapi_extra=schema.operation())
+        # No response model: handlers return encoded answers, and FastAPI must not build them once more. The bare
+        # response class keeps FastAPI from promising JSON where the answer is something else.
+        app.add_api_route(
+            path,
+            handler,
+            methods=[method],
+            response_model=None,
+            response_class=Response,
+            openapi_extra=schema.operation(),
+        )
         if method == "GET":
             app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
 
-    _add_routes(add, GenerationEndpoints(context), ServiceEndpoints(context, metrics))
+    generation = GenerationEndpoints(context)
+    _add_routes(add, generation, ServiceEndpoints(context, metrics))
+    _add_responses_routes(add, ResponsesEndpoints(context, generation))
+    _add_messages_routes(add, MessagesEndpoints(context, generation))
     app.add_exception_handler(OctavoError, handle_octavo_error)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(RequestValidationError, handle_http_exception)
     app.add_exception_handler(ClientGoneError, handle_client_gone)
-    _use_struct_schemas(app, schemas)
-    return RequestDoor(app)
+    _use_struct_schemas(app, schemas, bool(context.args.api_key))
+    _add_docs(app)
+    door = RequestDoor(_keyed(app, context.args), metrics, tracing, context.args.root_path)
+    return _cors(door, context.args)
+
+
+def _keyed(app: ASGIApp, args: ServerArgs) -> ASGIApp:
+    keys = ApiKeys(args.api_key)
+    open_paths = PROBE_PATHS | {METRICS_PATH} if args.metrics_without_key else PROBE_PATHS
+    return KeyDoor(app, keys, open_paths, args.root_path) if keys else app
+
+
+def _cors(app: ASGIApp, args: ServerArgs) -> ASGIApp:
+    """Outside of the keys: a browser's preflight request carries none, and a page must be able to read a 401."""
+    if not args.allowed_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=args.allowed_origins,
+        allow_methods=args.allowed_methods,
+        allow_headers=args.allowed_headers,
+        allow_credentials=args.allow_credentials,
+        expose_headers=["x-request-id", "x-octavo-ignored-fields", "retry-after"],
+    )
+
+
+def _add_docs(app: FastAPI) -> None:
+    async def docs(_request: Request) -> Response:
+        return docs_page(app.openapi())
+
+    for method in ("GET", "HEAD"):
+        app.add_api_route("/docs", docs, methods=[method], response_model=None, include_in_schema=False)
 
 
 def _add_routes(
@@ -87,12 +155,44 @@ def _add_routes(
         service.detokenize,
         RouteSchema(DetokenizeAnswer, DetokenizeRequest, fields=DETOKENIZE_FIELDS, errors=(400, 404, 413)),
     )
-    add("GET", "/health", service.health, RouteSchema())
-    add("GET", "/version", service.version, RouteSchema())
-    add("GET", "/metrics", service.metrics, RouteSchema())
+    probe = RouteSchema(Health, errors=(503,), error=Health)
+    add("GET", "/health", service.health, probe)
+    add("GET", "/live", service.live, probe)
+    add("GET", "/ready", service.health, probe)
+    add("GET", "/version", service.version, RouteSchema(Version))
+    add("GET", "/metrics", service.metrics, RouteSchema(text="text/plain"))
 
 
-def _use_struct_schemas(app: FastAPI, schemas: list[RouteSchema]) -> None:
+def _add_responses_routes(add: Callable[[str, str, Handler, RouteSchema], None], responses: ResponsesEndpoints) -> None:
+    add(
+        "POST",
+        "/v1/responses",
+        responses.create,
+        RouteSchema(ResponseObject, ResponsesRequest, True, RESPONSES_FIELDS, _GENERATION_ERRORS),
+    )
+    one = "/v1/responses/{response_id}"
+    add("GET", one, responses.retrieve, RouteSchema(ResponseObject, errors=(400, 404)))
+    add("DELETE", one, responses.delete, RouteSchema(DeletedResponse, errors=(404,)))
+    add("POST", f"{one}/cancel", responses.cancel, RouteSchema(ResponseObject, errors=(400, 404)))
+    add("GET", f"{one}/input_items", responses.input_items, RouteSchema(ItemList, errors=(400, 404)))
+
+
+def _add_messages_routes(add: Callable[[str, str, Handler, RouteSchema], None], messages: MessagesEndpoints) -> None:
+    add(
+        "POST",
+        "/v1/messages",
+        messages.create,
+        RouteSchema(MessageObject, MessagesRequest, True, MESSAGES_FIELDS, _GENERATION_ERRORS, MessageError),
+    )
+    add(
+        "POST",
+        "/v1/messages/count_tokens",
+        messages.count_tokens,
+        RouteSchema(TokenCount, CountTokensRequest, False, COUNT_TOKENS_FIELDS, (400, 404, 413), MessageError),
+    )
+
+
+def _use_struct_schemas(app: FastAPI, schemas: list[RouteSchema], keyed: bool) -> None:
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -102,16 +202,21 @@ def _use_struct_schemas(app: FastAPI, schemas: list[RouteSchema]) -> None:
             for operation in path.values():
                 # FastAPI adds its own 422 to every route with parameters; here all of those are 400.
                 operation["responses"].pop("422", None)
+        if keyed:
+            describe_keys(document, PROBE_PATHS)
         return document
 
     app.openapi = openapi
 
 
 class RequestDoor:
-    """Outermost layer: gives every request an id, and turns what nobody caught into a plain 500."""
+    """Gives every request an id, counts refusals, and turns what nobody caught into a plain 500."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None = None, root_path: str = "") -> None:
         self._app = app
+        self._metrics = metrics
+        self._tracing = tracing
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI interface."""
@@ -121,6 +226,10 @@ class RequestDoor:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
         own_id = None if given is None else usable_request_id(given.decode("latin-1"))
         scope["octavo.request_id"] = own_id
+        scope[TRACING] = self._tracing
+        if self._root_path:
+            scope["root_path"] = self._root_path
+        probe = inner_path(scope["path"], self._root_path) in PROBE_PATHS
         request_id = own_id or uuid.uuid4().hex
         started = False
 
@@ -128,6 +237,8 @@ class RequestDoor:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                if not probe:
+                    self._metrics.record_status(message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
             await send(message)
 

@@ -6,20 +6,22 @@ from typing import Any
 import msgspec
 
 from ..core.errors import RequestError
+from .answer_gathering import MessageGatherer, chat_delta, content_alone
 from .dialect import DONE, AnswerHead, ChunkFrame, encode_json
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .logprobs import chat_logprobs, prompt_logprobs_answer
 from .protocol import ChatCompletionRequest, ChatMessage
 from .protocol_answers import (
-    AnswerMessage,
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
     PromptLogprobs,
     TokenLogprob,
 )
+from .tools.tool_use import ToolChoice
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _TEMPLATE_OWN = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
@@ -51,8 +53,9 @@ def _template_message(message: ChatMessage, param: str) -> dict[str, Any]:
         rendered["tool_calls"] = [msgspec.to_builtins(call) for call in message.tool_calls]
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        rendered["reasoning_content"] = message.reasoning_content
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if reasoning is not None:
+        rendered["reasoning_content"] = reasoning
     return rendered
 
 
@@ -102,6 +105,24 @@ class TemplateOptions:
         return cls(add, bool(continue_final_message), variables or {})
 
 
+def template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
+    """Further variables for the template: ``reasoning_effort`` for those that use it, and the request's own.
+
+    Raises ``RequestError``.
+    """
+    effort = request.reasoning_effort
+    if effort is None:
+        return request.chat_template_kwargs
+    if effort not in REASONING_EFFORTS:
+        raise RequestError(
+            f"reasoning_effort must be one of {', '.join(REASONING_EFFORTS)}, not {effort[:32]!r}", "reasoning_effort"
+        )
+    variables: dict[str, Any] = {"reasoning_effort": effort}
+    if effort == "none":
+        variables["enable_thinking"] = False
+    return variables | (request.chat_template_kwargs or {})
+
+
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     """What of the answer is wanted."""
@@ -113,6 +134,9 @@ class ChatOptions:
     """Text that the answer begins with: the last message's own, for ``echo``."""
     include_usage: bool
     continuous_usage: bool
+    timings: bool
+    named_call: bool
+    """A particular function had to be called: then a call ends with ``stop``, as in the reference API."""
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, messages: list[dict[str, Any]]) -> "ChatOptions":
@@ -127,7 +151,13 @@ class ChatOptions:
             echo=last["content"] if request.echo and last["role"] == "assistant" else "",
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
+            timings=bool(request.timings),
+            named_call=isinstance(request.tool_choice, ToolChoice) and request.tool_choice.type == "function",
         )
+
+    def finish_reason(self, event: ChoiceDelta) -> str | None:
+        """The ``finish_reason`` of a choice."""
+        return "stop" if self.named_call and event.finish_reason == "tool_calls" else event.finish_reason
 
 
 class ChatStream:
@@ -150,7 +180,7 @@ class ChatStream:
 
     def end(self) -> bytes:
         """See ``StreamWriter``."""
-        if not self._options.include_usage:
+        if not self._options.include_usage and not self._options.timings:
             return DONE
         chunk = {
             "id": self._head.id,
@@ -158,17 +188,23 @@ class ChatStream:
             "created": self._head.created,
             "model": self._head.model,
             "choices": [],
-            "usage": self._generation.usage,
         }
+        if self._options.include_usage:
+            chunk["usage"] = self._generation.usage
+        if self._options.timings:
+            chunk["timings"] = self._generation.times_told
         return b"data: " + encode_json(chunk) + b"\n\n" + DONE
 
     def _chunk(self, event: Event) -> bytes:
         if isinstance(event, PromptStarted):
             return self._start(event)
         if event.finish_reason is None and self._plain:
-            # The hot path: one of these per token and stream.
-            return self._text_heads[event.index] + encode_json(event.text) + self._text_tail if event.text else b""
-        shown = event.text or event.finish_reason or self._options.return_token_ids or event.logprobs
+            text = event.text if event.parts is None else content_alone(event.parts)
+            if text is not None:
+                # The hot path: one of these per token and stream.
+                return self._text_heads[event.index] + encode_json(text) + self._text_tail if text else b""
+        told = event.text if event.parts is None else event.parts
+        shown = told or event.finish_reason or self._options.return_token_ids or event.logprobs
         return self._framed(self._choice(event)) if shown else b""
 
     def _start(self, event: PromptStarted) -> bytes:
@@ -186,10 +222,14 @@ class ChatStream:
         return b"".join(chunks)
 
     def _choice(self, event: ChoiceDelta) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": event.index, "delta": {"content": event.text} if event.text else {}}
+        delta = {"content": event.text} if event.text else {}
+        choice: dict[str, Any] = {
+            "index": event.index,
+            "delta": delta if event.parts is None else chat_delta(event.parts),
+        }
         if self._options.top_logprobs is not None and event.logprobs:
             choice["logprobs"] = {"content": chat_logprobs(event.logprobs, self._options.top_logprobs)}
-        choice["finish_reason"] = event.finish_reason
+        choice["finish_reason"] = self._options.finish_reason(event)
         if event.finish_reason is not None:
             choice["stop_reason"] = event.stop_reason
         if self._options.return_token_ids:
@@ -214,7 +254,7 @@ class ChatCollector:
         self._generation = generation
         self._options = options
         count = generation.n
-        self._texts: list[list[str]] = [[options.echo] for _ in range(count)]
+        self._messages = [MessageGatherer(options.echo) for _ in range(count)]
         self._token_ids: list[list[int]] = [[] for _ in range(count)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(count)]
         self._ends: list[tuple[str | None, int | str | None]] = [(None, None)] * count
@@ -227,12 +267,12 @@ class ChatCollector:
                 if event.prompt_logprobs is not None:
                     self._prompt_logprobs = prompt_logprobs_answer(event.prompt_logprobs)
                 continue
-            self._texts[event.index].append(event.text)
+            self._messages[event.index].add(event.text, event.parts)
             self._token_ids[event.index] += event.token_ids
             if self._options.top_logprobs is not None and event.logprobs:
                 self._logprobs[event.index] += chat_logprobs(event.logprobs, self._options.top_logprobs)
             if event.finish_reason is not None:
-                self._ends[event.index] = (event.finish_reason, event.stop_reason)
+                self._ends[event.index] = (self._options.finish_reason(event), event.stop_reason)
 
     def answer(self) -> ChatCompletion:
         """See ``Collector``."""
@@ -242,17 +282,18 @@ class ChatCollector:
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
-            choices=[self._choice(index) for index in range(len(self._texts))],
+            choices=[self._choice(index) for index in range(len(self._messages))],
             usage=self._generation.usage,
             prompt_logprobs=msgspec.UNSET if self._prompt_logprobs is None else self._prompt_logprobs,
             prompt_token_ids=prompt_ids if ids else msgspec.UNSET,
+            timings=self._generation.times_told if self._options.timings else msgspec.UNSET,
         )
 
     def _choice(self, index: int) -> ChatChoice:
         finish_reason, stop_reason = self._ends[index]
         return ChatChoice(
             index=index,
-            message=AnswerMessage("assistant", "".join(self._texts[index])),
+            message=self._messages[index].message(),
             logprobs=None if self._options.top_logprobs is None else ChatLogprobs(self._logprobs[index]),
             finish_reason=finish_reason,
             stop_reason=stop_reason,

@@ -5,6 +5,7 @@ Hugging Face's templates count on, and with limits on their output's size and ti
 """
 
 import json
+import re
 import time
 from datetime import datetime
 from pathlib import Path
@@ -18,10 +19,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import ConfigurationError, RequestError
 from ..engine.tokenizer import Tokenizer
+from .tools.prompt import messages_with_results, messages_with_tools
 
 _CONTINUED = "<<octavo-continues-here>> "
 """Marks the end of the message to continue. Its space shows whether the template trims messages."""
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_KNOWS_TOOLS = re.compile(r"\btools\b")
 _MAX_CHARACTERS = 64 << 20
 _MAX_SECONDS = 20.0
 # What a template program can raise when a conversation is not of the shape that it expects.
@@ -45,6 +48,10 @@ class ChatTemplate:
         by role (``bos_token`` ...). Raises ``ConfigurationError`` for a template that does not compile."""
         environment = _environment()
         self._special_tokens = special_tokens or {}
+        self.source = "\n".join(sources.values())
+        """The Jinja source, for what it tells of its model."""
+        self.knows_tools = _KNOWS_TOOLS.search(self.source) is not None
+        """False for a template that does not tell its model of tools; see ``adapted``."""
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
@@ -65,6 +72,16 @@ class ChatTemplate:
     def available(self) -> bool:
         """False for a model without chat template: ``render`` refuses every conversation."""
         return bool(self._templates)
+
+    def adapted(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """Messages and tools for ``render``: a template that knows no tools gets them told in the system message."""
+        if self.knows_tools:
+            return messages, tools
+        if "tool_calls" not in self.source:
+            messages = messages_with_results(messages)
+        return (messages_with_tools(messages, tools) if tools else messages), None
 
     def render(
         self,

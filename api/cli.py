@@ -61,6 +61,7 @@ def build_app() -> "App":
     app.command(f"{api}.terminal:chat", name="chat", help="Talk to a server from the terminal.")
     app.command(f"{api}.terminal:complete", name="complete", help="Let a server continue a text.")
     app.command(f"{api}.bench.command:bench", name="bench", help="Measure throughput, latency, a server, a start.")
+    app.command(f"{api}.batch_command:run_batch", name="run-batch", help="Work off a batch file of requests.")
     app.command(f"{api}.environment:collect_env", name="collect-env", help="Print what a bug report should say.")
     app.command(f"{api}.flag_reference:docs", name="docs", help="Print the reference of all flags as Markdown.")
     return app

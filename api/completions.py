@@ -49,6 +49,7 @@ class CompletionOptions:
     prompt_logprobs: bool
     include_usage: bool
     continuous_usage: bool
+    timings: bool
 
     @classmethod
     def of(cls, request: CompletionRequest, echoes: list[str] | None) -> "CompletionOptions":
@@ -61,6 +62,7 @@ class CompletionOptions:
             prompt_logprobs=request.prompt_logprobs is not None,
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
+            timings=bool(request.timings),
         )
 
 
@@ -141,14 +143,15 @@ class CompletionStream:
 
     def end(self) -> bytes:
         """See ``StreamWriter``."""
-        if not self._options.include_usage:
+        if not self._options.include_usage and not self._options.timings:
             return DONE
         chunk = Completion(
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
             choices=[],
-            usage=self._generation.usage,
+            usage=self._generation.usage if self._options.include_usage else msgspec.UNSET,
+            timings=self._generation.times_told if self._options.timings else msgspec.UNSET,
         )
         return b"data: " + encode_json(chunk) + b"\n\n" + DONE
 
@@ -257,4 +260,5 @@ class CompletionCollector:
             model=self._head.model,
             choices=self._choices,
             usage=self._generation.usage,
+            timings=self._generation.times_told if self._options.timings else msgspec.UNSET,
         )

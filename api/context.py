@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from ..core.errors import EngineDeadError, RequestError, UnknownModelError
+from .answer_plan import AnswerPlan
 from .chat import TemplateOptions
 from .chat_template import ChatTemplate
 from .engine_interface import EngineInterface
@@ -33,7 +34,8 @@ class ServerContext:
         """Names that requests may give; answers carry the first where a request gives none."""
         self.chat_template = chat_template
         """None: the model has none, or there is no tokenizer."""
-        self.open_requests = OpenRequests()
+        self.answers = AnswerPlan(args, chat_template, engine.tokenizer)
+        self.open_requests = OpenRequests(engine.config.scheduler.max_num_seqs + args.max_queued_requests)
         self.encoder = PromptEncoder(engine)
         self.created = int(time.time())
         self.stopping = False
@@ -50,7 +52,7 @@ class ServerContext:
         return "stopping" if self.stopping and self.engine.status != "dead" else self.engine.status
 
     def require_ready(self) -> None:
-        """Raises the error that says why nothing can be generated now: loading, stopping or dead."""
+        """Raises the error that says why nothing can be generated now: loading, stopping, dead or full."""
         health = self.health
         if health == "loading":
             raise EngineLoadingError("the model is still being loaded; try again in a moment (/health tells when)")
@@ -58,6 +60,8 @@ class ServerContext:
             raise ServerStoppingError("the server is stopping and takes no new requests")
         if health == "dead":
             raise self.engine.dead_error or EngineDeadError("the engine is gone")
+        # Here too, though the request is counted only once it is prepared: a refusal should cost no tokenizing.
+        self.open_requests.check_room()
 
     def resolve_model(self, name: str | None) -> str:
         """The name that answers carry. Raises ``UnknownModelError`` for a model that is not served."""
@@ -69,15 +73,20 @@ class ServerContext:
             )
         return name
 
-    async def render_chat(self, messages: list[dict[str, Any]], options: TemplateOptions) -> str:
+    async def render_chat(
+        self, messages: list[dict[str, Any]], options: TemplateOptions, tools: list[dict[str, Any]] | None = None
+    ) -> str:
         """The prompt of a conversation. Raises ``RequestError``, also for what the template itself refuses."""
         template = self.chat_template
         if template is None:
             raise RequestError("this server has no chat template: it runs with --skip-tokenizer-init", "messages")
 
+        messages, tools = template.adapted(messages, tools)
+
         def render() -> str:
             return template.render(
                 messages,
+                tools=tools,
                 add_generation_prompt=options.add_generation_prompt,
                 continue_final_message=options.continue_final_message,
                 **options.variables,

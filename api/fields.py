@@ -25,20 +25,16 @@ from .protocol import (
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 MAX_UNKNOWN_FIELDS = 64
 
-_SHARED_WITHOUT_EFFECT = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+# There is one grammar backend, so naming one changes nothing.
+_SHARED_WITHOUT_EFFECT = frozenset(
+    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "guided_decoding_backend"}
+)
 
 _SHARED_REFUSED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "early_stopping": (False,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "truncate_prompt_tokens": (),
@@ -48,12 +44,8 @@ _SHARED_REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "reasoning_effort": ("none",),
-    "include_reasoning": (True,),
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),
@@ -71,6 +63,8 @@ _INSTEAD = {
     "best_of": "ask for n completions and choose among them",
     "chat_template": "the server's operator sets it with --chat-template",
     "suffix": "send the whole prompt as prompt",
+    "functions": "send them as tools",
+    "function_call": "send it as tool_choice",
     "store": "answers are not kept; leave it out or send false",
     "prompt_embeds": "send text or token ids as prompt",
 }
@@ -92,12 +86,12 @@ class EndpointFields:
 
 
 CHAT_FIELDS = EndpointFields(
-    ChatCompletionRequest, _SHARED_WITHOUT_EFFECT | {"parallel_tool_calls"}, _SHARED_REFUSED | _CHAT_REFUSED
+    ChatCompletionRequest, _SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _CHAT_REFUSED
 )
 COMPLETION_FIELDS = EndpointFields(
     CompletionRequest, _SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED | {"store": (False,)}
 )
-TOKENIZE_FIELDS = EndpointFields(TokenizeRequest, refused={"tools": ([],), "chat_template": ()})
+TOKENIZE_FIELDS = EndpointFields(TokenizeRequest, refused={"chat_template": ()})
 DETOKENIZE_FIELDS = EndpointFields(DetokenizeRequest)
 
 

@@ -24,6 +24,7 @@ def docs() -> None:
 def flag_reference() -> str:
     """The content of ``docs/flags.md``."""
     # The benchmarks' modules import an HTTP client, so they wait until they are wanted.
+    from .batch_command import BatchArgs
     from .bench.latency import LatencyArgs
     from .bench.load import LoadArgs
     from .bench.startup import StartupArgs
@@ -32,6 +33,7 @@ def flag_reference() -> str:
     sections = (
         ("Engine: `octavo serve`, `octavo bench throughput`, `octavo bench latency`", EngineArgs),
         ("Server: `octavo serve`", ServerArgs),
+        ("Batch: `octavo run-batch`", BatchArgs),
         ("Terminal: `octavo chat`, `octavo complete`", TerminalArgs),
         ("`octavo bench throughput`", ThroughputArgs),
         ("`octavo bench latency`", LatencyArgs),

@@ -9,10 +9,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from ..core.outputs import RequestOutput, RequestTimings, TokenLogprobs
 from ..engine.input_processor import PreparedRequest
+from .answer_parts import Part
+from .answer_splitter import AnswerSplitter
 from .engine_interface import EngineInterface
-from .protocol_answers import PromptTokensDetails, Usage
+from .phases import Phases, milliseconds
+from .protocol_answers import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 
 
 @dataclass(slots=True)
@@ -34,7 +39,11 @@ class ChoiceDelta:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     finish_reason: str | None
+    """The engine's, or ``tool_calls`` for a completion that stopped and holds at least one call."""
     stop_reason: int | str | None
+    parts: list[Part] | None = None
+    """What ``text`` is made of, as far as it is certain, where a request has tools or its model reasons. None: all of
+    ``text`` is content."""
 
 
 Event = PromptStarted | ChoiceDelta
@@ -53,7 +62,9 @@ class Generation:
         prompts: list[PreparedRequest],
         *,
         discard_output: bool = False,
+        splitters: list[AnswerSplitter] | None = None,
     ) -> None:
+        """``splitters``: what reads the text of each completion, if it may be more than content."""
         self.engine = engine
         self.request_id = request_id
         self.prompts = prompts
@@ -65,6 +76,7 @@ class Generation:
         self.timings: list[RequestTimings | None] = [None] * len(prompts)
         self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
         self.num_completion_tokens = 0
+        self._splitters = splitters
         self._cached = [0] * len(prompts)
 
     @property
@@ -80,6 +92,43 @@ class Generation:
             self.num_completion_tokens,
             self.num_prompt_tokens + self.num_completion_tokens,
             PromptTokensDetails(self.num_cached_tokens),
+            self._completion_details,
+        )
+
+    @property
+    def _completion_details(self) -> CompletionTokensDetails | UnsetType:
+        reasoning = sum(splitter.reasoning_tokens for splitter in self._splitters or ())
+        return CompletionTokensDetails(reasoning) if reasoning else UNSET
+
+    @property
+    def phases(self) -> Phases | None:
+        """Where the time went so far; None before the first output."""
+        return Phases.of(self.timings)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Speed of the decode phase; None if it has none. The first token of each completion belongs to the prefill."""
+        phases = self.phases
+        decoded = self.num_completion_tokens - len(self.finish_reasons)
+        if phases is None or phases.decode is None or decoded <= 0 or phases.decode[1] <= phases.decode[0]:
+            return None
+        return decoded / (phases.decode[1] - phases.decode[0])
+
+    @property
+    def times_told(self) -> Timings:
+        """What the field ``timings`` of a request asks for."""
+        phases = self.phases
+        if phases is None:
+            return Timings()
+        speed = self.tokens_per_second
+        return Timings(
+            queue_ms=milliseconds(phases.queue),
+            prefill_ms=milliseconds(phases.prefill),
+            decode_ms=milliseconds(phases.decode),
+            time_to_first_token_ms=None
+            if phases.prefill is None
+            else milliseconds((phases.arrival, phases.prefill[1])),
+            tokens_per_second=None if speed is None else round(speed, 3),
         )
 
     async def batches(self) -> AsyncGenerator[list[Event], None]:
@@ -145,15 +194,25 @@ class Generation:
                 events.append(ChoiceDelta(index, prompt_index, "", [], None, finish_reason, None))
                 continue
             self.num_completion_tokens += len(choice.token_ids)
-            events.append(
-                ChoiceDelta(
-                    index,
-                    prompt_index,
-                    choice.text,
-                    choice.token_ids,
-                    choice.logprobs,
-                    choice.finish_reason,
-                    choice.stop_reason,
-                )
+            delta = ChoiceDelta(
+                index,
+                prompt_index,
+                choice.text,
+                choice.token_ids,
+                choice.logprobs,
+                choice.finish_reason,
+                choice.stop_reason,
             )
+            if self._splitters is not None:
+                _split(delta, self._splitters[index])
+            events.append(delta)
         return events
+
+
+def _split(delta: ChoiceDelta, splitter: AnswerSplitter) -> None:
+    """Say what the text is made of."""
+    delta.parts = splitter.feed(delta.text, delta.token_ids)
+    if delta.finish_reason is not None:
+        delta.parts += splitter.finish()
+        if delta.finish_reason == "stop" and splitter.num_calls:
+            delta.finish_reason = "tool_calls"

@@ -8,8 +8,9 @@ from starlette.responses import Response
 from ..core.errors import RequestError
 from ..core.sampling_params import SamplingParams
 from ..engine.input_processor import PreparedRequest
+from .answer_plan import AnswerRequest
 from .body import BodyParser, ParsedBody
-from .chat import ChatCollector, ChatOptions, ChatStream, TemplateOptions, template_messages
+from .chat import ChatCollector, ChatOptions, ChatStream, TemplateOptions, template_messages, template_variables
 from .completions import (
     DEFAULT_MAX_TOKENS,
     MAX_COMPLETIONS,
@@ -27,6 +28,8 @@ from .protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
 from .request_log import RequestLog
 from .sampling import check_logprobs, check_stream_options, rename_param, sampling_params
 from .streaming import CollectedResponse, EventStreamResponse
+from .structured import structured_field
+from .tools.tool_use import ToolUse, tool_use
 
 
 class GenerationEndpoints:
@@ -41,17 +44,32 @@ class GenerationEndpoints:
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
         self._context.require_ready()
-        log = self._log(request)
+        log = self.request_log(request)
         body = await self._chat_bodies.parse(request)
         asked = body.request
         check_stream_options(asked)
         model = self._context.resolve_model(asked.model)
         answer_id, engine_id = self._context.request_ids("chatcmpl", asked.request_id)
+        generation, options = await self.chat_generation(asked, engine_id)
+        head = AnswerHead(answer_id, int(time.time()), model)
+        if asked.stream:
+            return self._streamed(generation, ChatStream(head, generation, options), log, body)
+        return self._collected(generation, ChatCollector(head, generation, options), log, body)
+
+    async def chat_generation(
+        self, asked: ChatCompletionRequest, engine_id: str, *, clamp: bool = False
+    ) -> tuple[Generation, ChatOptions]:
+        """A conversation, checked and ready to run, whatever dialect asked for it. Raises ``RequestError``.
+
+        ``clamp``: asking for more tokens than the context leaves is no error, but means what it leaves.
+        """
         messages = template_messages(asked.messages)
+        tools = tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
+        self._context.answers.check(tools)
         options = ChatOptions.of(asked, messages)
         check_logprobs(asked.top_logprobs, self._context.engine.config.max_logprobs, "top_logprobs")
         check_logprobs(asked.prompt_logprobs, self._context.engine.config.max_logprobs, "prompt_logprobs")
-        renamed = {"logprobs": "top_logprobs"}
+        renamed = {"logprobs": "top_logprobs", "structured_outputs": structured_field(asked)}
         max_tokens = asked.max_tokens
         if asked.max_completion_tokens is not None:
             max_tokens = asked.max_completion_tokens
@@ -65,22 +83,51 @@ class GenerationEndpoints:
             renamed=renamed,
         )
         template = TemplateOptions.of(
-            asked.add_generation_prompt, asked.continue_final_message, asked.chat_template_kwargs
+            asked.add_generation_prompt, asked.continue_final_message, template_variables(asked)
         )
-        text = await self._context.render_chat(messages, template)
+        params = params.replace(structured_outputs=self._context.answers.constraint(tools, params.structured_outputs))
+        if tools is not None and tools.forced:
+            renamed["structured_outputs"] = "tools"
+        reading = AnswerRequest(
+            tools,
+            include_reasoning=asked.include_reasoning is not False,
+            constrained=params.structured_outputs is not None,
+            open_text=messages[-1]["content"] if template.continue_final_message else "",
+        )
+        if self._context.answers.needs_special_tokens(reading):
+            params = params.replace(skip_special_tokens=False)
+        text = await self._context.render_chat(messages, template, None if tools is None else tools.for_template)
         ids = await self._context.encoder.encode(text, bool(asked.add_special_tokens), "messages")
+        left = self._context.max_model_len - len(ids)
+        if clamp and max_tokens is not None and 0 < left < max_tokens:
+            params = params.replace(max_tokens=left)
         prompt: TokensPrompt = {"prompt_token_ids": ids, "prompt": text}
-        prepared = await self._prepare(prompt, params, asked.cache_salt, {"prompt": "messages"} | renamed)
-        generation = Generation(self._context.engine, engine_id, [prepared])
-        head = AnswerHead(answer_id, int(time.time()), model)
-        if asked.stream:
-            return self._streamed(generation, ChatStream(head, generation, options), log, body)
-        return self._collected(generation, ChatCollector(head, generation, options), log, body)
+        prepared = await self._prepare_chat(prompt, params, asked.cache_salt, {"prompt": "messages"} | renamed, tools)
+        splitters = self._context.answers.splitters(reading, text, params.n)
+        return Generation(self._context.engine, engine_id, [prepared], splitters=splitters), options
+
+    async def _prepare_chat(
+        self,
+        prompt: TokensPrompt,
+        params: SamplingParams,
+        cache_salt: str | None,
+        renamed: dict[str, str],
+        tools: ToolUse | None,
+    ) -> PreparedRequest:
+        """As ``_prepare``. Where a forced function's schema cannot be enforced, what can be of it is: a function that
+        is not strict asks for no more."""
+        try:
+            return await self._prepare(prompt, params, cache_salt, renamed)
+        except RequestError as error:
+            if error.param != "tools" or tools is None or tools.strict:
+                raise
+        params = params.replace(structured_outputs=self._context.answers.constraint(tools, None, loose=True))
+        return await self._prepare(prompt, params, cache_salt, renamed)
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
         self._context.require_ready()
-        log = self._log(request)
+        log = self.request_log(request)
         body = await self._completion_bodies.parse(request)
         asked = body.request
         check_stream_options(asked)
@@ -92,8 +139,10 @@ class GenerationEndpoints:
             raise RequestError("max_tokens 0 only makes sense with echo, which scores the prompt", "max_tokens")
         prompts = await self._prompts(asked)
         params = self._completion_params(asked)
+        renamed = {"structured_outputs": structured_field(asked)}
         prepared = [
-            await self._prepare(prompt, self._fitting(params, asked, prompt), asked.cache_salt) for prompt in prompts
+            await self._prepare(prompt, self._fitting(params, asked, prompt), asked.cache_salt, renamed)
+            for prompt in prompts
         ]
         generation = Generation(self._context.engine, engine_id, prepared, discard_output=asked.max_tokens == 0)
         options = CompletionOptions.of(asked, self._echoes(asked, prompts))
@@ -168,7 +217,8 @@ class GenerationEndpoints:
         except RequestError as error:
             raise rename_param(error, renamed or {}) from error
 
-    def _log(self, request: Request) -> RequestLog:
+    def request_log(self, request: Request) -> RequestLog:
+        """The log line of a request that has just come in."""
         return RequestLog(
             request.url.path, request.scope["octavo.request_id"], self._context.engine.config.log_requests
         )

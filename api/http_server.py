@@ -4,22 +4,27 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 
 import uvicorn
 from starlette.types import ASGIApp
+
+from ..core.logging import adopt_logger
 
 CLOSE_SECONDS = 1
 """For connections to close once nothing is being answered any more."""
 
 
 class HttpServer:
-    """Serves one application on one listening socket."""
+    """Serves one application on one listening socket, over TLS if a context is given."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         # What matters is logged by the application; uvicorn would log tracebacks of clients that went away.
         if not logging.getLogger("octavo").isEnabledFor(logging.DEBUG):
             logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)
+        adopt_logger("uvicorn")
         self._listener = listener
+        self._tls = tls
         self._config = uvicorn.Config(
             app,
             http="httptools",
@@ -39,6 +44,7 @@ class HttpServer:
     async def start(self) -> None:
         """Accept connections. Those that came before wait in the socket's backlog and are served now."""
         self._config.load()
+        self._config.ssl = self._tls
         self._server.lifespan = self._config.lifespan_class(self._config)
         await self._server.startup(sockets=[self._listener])
         self._clock = asyncio.create_task(self._keep_date())

@@ -1,11 +1,38 @@
 """The listening socket: opened before anything is loaded, so that a port in use is told at once."""
 
+import contextlib
 import errno
+import os
 import socket
+import stat
+from collections.abc import Iterator
 
 from ..core.errors import ConfigurationError
+from .server_args import ServerArgs
 
 BACKLOG = 2048
+
+
+@contextlib.contextmanager
+def listening(args: ServerArgs) -> Iterator[socket.socket]:
+    """The socket that ``args`` asks for; afterwards it is closed, and the file of a Unix socket removed.
+
+    Raises ``ConfigurationError`` naming the port, the host or the path that cannot be had.
+    """
+    if args.uds is None:
+        with contextlib.closing(open_listener(args.host, args.port)) as listener:
+            yield listener
+        return
+    listener = open_unix_listener(args.uds)
+    own = os.stat(args.uds).st_ino
+    try:
+        yield listener
+    finally:
+        listener.close()
+        # Not if another server has put its own there since.
+        with contextlib.suppress(OSError):
+            if os.stat(args.uds).st_ino == own:
+                os.unlink(args.uds)
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -32,6 +59,43 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
+def open_unix_listener(path: str) -> socket.socket:
+    """A Unix socket that listens at ``path``; replaces the file that a killed server has left there.
+
+    Raises ``ConfigurationError`` if a program still listens there, or if it is another kind of file. Who may connect
+    is decided by the folder's permissions and the process's umask.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(path)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"cannot listen on --uds {path}: {error.strerror or error}") from error
+    except ConfigurationError:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigurationError(f"--uds {path} exists and is no socket; choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise ConfigurationError(f"--uds {path} is in use by another program; stop that, or choose another path")
+
+
 def _reason(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use by another program; stop that, or choose another with --port"
@@ -42,7 +106,9 @@ def _reason(error: OSError, host: str, port: int) -> str:
     return f"cannot listen on {host} port {port}: {error.strerror or error}"
 
 
-def listener_url(listener: socket.socket, host: str) -> str:
-    """The URL of the server behind the socket."""
+def listener_url(listener: socket.socket, host: str, scheme: str = "http") -> str:
+    """The URL of the server behind the socket; ``unix:PATH`` for a Unix socket."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

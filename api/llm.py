@@ -90,8 +90,7 @@ class LLM:
             task = progress.add_task("generating", total=len(prepared), speed="")
             finished: set[RequestState] = set()
             try:
-                for request in prepared:
-                    states.append(self._start(request, finished, progress, task))
+                states.extend(self._start(request, finished, progress, task) for request in prepared)
                 while len(finished) < len(states):
                     self._handle(self._messages.get())
             finally:
@@ -138,20 +137,26 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        """Answer one conversation, or several, through the model's chat template.
+
+        ``tools`` are told to the model; its text then holds its calls, which ``octavo.api.tools`` has parsers for.
+        """
         template = self._chat_template()
+        adapted = [
+            template.adapted([dict(message) for message in conversation], tools)
+            for conversation in _as_conversations(messages)
+        ]
         prompts = [
             self._rendered(
                 template.render(
-                    [dict(message) for message in conversation],
-                    tools=tools,
+                    conversation,
+                    tools=shown,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                     **(chat_template_kwargs or {}),
                 )
             )
-            for conversation in conversations
+            for conversation, shown in adapted
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
@@ -192,6 +197,11 @@ def _as_list(prompts: Any) -> list[PromptInput]:
     if listed and all(isinstance(item, int) for item in listed):
         return [listed]
     return listed
+
+
+def _as_conversations(messages: Any) -> list[Messages]:
+    """One conversation or several, as several."""
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
 
 
 def _params_for(

@@ -18,6 +18,8 @@ from ..core.stats import FinishedRequestStats, SchedulerStats
 
 METRICS_MEDIA_TYPE = CONTENT_TYPE_LATEST
 FINISH_REASONS = ("stop", "length", "abort")
+REJECTIONS = {401: "unauthorized", 429: "overloaded", 499: "client_gone", 503: "unavailable"}
+REJECTION_REASONS = (*REJECTIONS.values(), "invalid", "failed")
 
 _TTFT_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -71,6 +73,8 @@ class Metrics:
         self._preemptions.inc(_rise(self._counted.num_preemptions, stats.num_preemptions))
         self._prefix_queries.inc(_rise(self._counted.prefix_queries, stats.prefix_queries))
         self._prefix_hits.inc(_rise(self._counted.prefix_hits, stats.prefix_hits))
+        if stats.step < self._counted.step:
+            self._restarts.inc()  # a new engine counts its steps from the start
         tokens = stats.num_prompt_tokens + stats.num_generated_tokens
         if tokens:
             self._iteration_tokens.observe(tokens)
@@ -105,6 +109,12 @@ class Metrics:
         self._request_generation_tokens.observe(stats.num_generated_tokens)
         if stats.num_generated_tokens > 1:
             self._time_per_token.observe(stats.decode_seconds / (stats.num_generated_tokens - 1))
+
+    def record_status(self, status: int) -> None:
+        """An HTTP request was answered with this status."""
+        if status >= 400:
+            reason = REJECTIONS.get(status) or ("invalid" if status < 500 else "failed")
+            self._rejected.labels(self._model_name, reason).inc()
 
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(f"octavo:{name}", text, ["model_name"], registry=self._registry)
@@ -142,6 +152,15 @@ class Metrics:
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
+        self._restarts = self._counter("engine_restarts", "Engines that took over from one that died.")
+        self._rejected = Counter(
+            "octavo:requests_rejected",
+            "HTTP requests that were answered with an error, by its kind.",
+            ["model_name", "reason"],
+            registry=self._registry,
+        )
+        for reason in REJECTION_REASONS:
+            self._rejected.labels(self._model_name, reason)
         self._success = Counter(
             "octavo:request_success",
             "Ended requests, by the reason of their end.",

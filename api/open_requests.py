@@ -6,14 +6,15 @@ from typing import Any
 
 from starlette.types import Receive
 
-from ..core.errors import OctavoError
+from ..core.errors import OctavoError, OverloadedError
 from .errors import ClientGoneError
 
 
 class OpenRequest:
-    """One request being answered."""
+    """One request being answered, with so many completions."""
 
-    def __init__(self) -> None:
+    def __init__(self, completions: int = 1) -> None:
+        self.completions = completions
         self._error: OctavoError | None = None
         self._work: asyncio.Task[None] | None = None
 
@@ -54,9 +55,15 @@ async def _client_gone(receive: Receive) -> None:
 
 
 class OpenRequests:
-    """All requests being answered."""
+    """All requests being answered.
 
-    def __init__(self) -> None:
+    ``limit`` bounds their completions. A request is taken while the number is below the limit, however many it brings:
+    one that is larger than the limit must be possible on an idle server.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.completions = 0
+        self._limit = limit
         self._open: set[OpenRequest] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -64,16 +71,28 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self) -> OpenRequest:
-        """Note a new one. The caller gives it to ``remove`` when it is answered."""
-        request = OpenRequest()
+    def check_room(self) -> None:
+        """Raises ``OverloadedError`` while there is no room for another request."""
+        if self._limit is not None and self.completions >= self._limit:
+            raise OverloadedError(
+                f"the server is busy: {self.completions} completions run or wait, the limit is {self._limit} "
+                "(--max-num-seqs and --max-queued-requests); try again in a moment"
+            )
+
+    def add(self, completions: int = 1) -> OpenRequest:
+        """Note a new one. The caller gives it to ``remove`` when it is answered. Raises ``OverloadedError``."""
+        self.check_room()
+        request = OpenRequest(completions)
+        self.completions += completions
         self._open.add(request)
         self._none_open.clear()
         return request
 
     def remove(self, request: OpenRequest) -> None:
         """Forget an answered one."""
-        self._open.discard(request)
+        if request in self._open:
+            self._open.discard(request)
+            self.completions -= request.completions
         if not self._open:
             self._none_open.set()
 

@@ -8,6 +8,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ..core.grammar import StructuredOutputs
+from .structured import ResponseFormat
+from .tools.tool_use import Tool, ToolChoice
+
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -55,6 +59,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    timings: bool | None = None
+    """Tell where the time went, in the answer or the stream's last chunk."""
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -88,6 +100,9 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    """What the model thought in an earlier turn, for templates that show it."""
+    reasoning: str | None = None
+    """The same, under its other name."""
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
@@ -104,6 +119,15 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     """Leave the last message open, so that the answer continues it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the chat template."""
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    """``auto`` (default with tools), ``none``, ``required``, or an object that names a function."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call per answer."""
+    reasoning_effort: str | None = None
+    """Reaches the chat template; ``none`` also as ``enable_thinking`` false."""
+    include_reasoning: bool | None = None
+    """False: leave the reasoning out of the answer."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -126,6 +150,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    """Tools that the chat template shows, with ``messages``."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -17,6 +17,13 @@ class PromptTokensDetails(msgspec.Struct):
     """Prompt tokens found in the prefix cache."""
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Part of ``Usage``."""
+
+    reasoning_tokens: int
+    """Tokens of the reasoning, its tags included."""
+
+
 class Usage(msgspec.Struct):
     """Token counts. Each prompt counts once, whatever ``n`` is."""
 
@@ -24,6 +31,22 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Only where there was reasoning."""
+
+
+class Timings(msgspec.Struct, kw_only=True):
+    """Where the time of a request went. What was not reached is null."""
+
+    queue_ms: float | None = None
+    """From arrival until it was scheduled, milliseconds."""
+    prefill_ms: float | None = None
+    """From then to the first token."""
+    decode_ms: float | None = None
+    """From the first token to the last."""
+    time_to_first_token_ms: float | None = None
+    tokens_per_second: float | None = None
+    """Tokens after the first ones, per second of decoding, over all choices."""
 
 
 class AlternativeToken(msgspec.Struct):
@@ -50,11 +73,32 @@ class ChatLogprobs(msgspec.Struct):
     content: list[TokenLogprob]
 
 
+class CalledFunction(msgspec.Struct):
+    """What a call calls, and with what: ``arguments`` is a JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct):
+    """One call of a tool."""
+
+    id: str
+    type: str
+    function: CalledFunction
+
+
 class AnswerMessage(msgspec.Struct):
     """The assistant's turn."""
 
     role: str
-    content: str
+    content: str | None
+    """Null where there are only calls."""
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """What the model thought before it answered."""
+    reasoning: str | UnsetType = UNSET
+    """The same as ``reasoning_content``, under its other name."""
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -84,6 +128,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -124,7 +169,9 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage
+    usage: Usage | UnsetType = UNSET
+    """Left out only of a stream's last chunk that was asked for nothing but timings."""
+    timings: Timings | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -159,6 +206,21 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
     """Answer of ``/detokenize``."""
 
     prompt: str
+
+
+class Health(msgspec.Struct, omit_defaults=True):
+    """Answer of ``/health``, ``/ready`` and ``/live``, with status 503 where it is a bad one."""
+
+    status: str
+    """``ready``, ``loading``, ``stopping`` or ``dead``; of ``/live`` ``live`` or ``dead``."""
+    error: str | None = None
+    """Why the engine is dead."""
+
+
+class Version(msgspec.Struct):
+    """Answer of ``/version``."""
+
+    version: str
 
 
 class ErrorBody(msgspec.Struct, kw_only=True):

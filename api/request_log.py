@@ -2,7 +2,11 @@
 
 import logging
 import time
+from typing import Any
 
+import msgspec
+
+from ..core.logging import FIELDS
 from ..core.outputs import RequestTimings
 from .generation import Generation
 
@@ -42,7 +46,22 @@ class RequestLog:
             _times(generation),
             total,
             "" if self._http_request_id is None else f", x-request-id {self._http_request_id}",
+            extra={FIELDS: self._fields(generation, outcome, total)},
         )
+
+    def _fields(self, generation: Generation, outcome: str, total: float) -> dict[str, Any]:
+        """The same numbers by name, for a log in JSON."""
+        return {
+            "event": "request",
+            "request_id": generation.request_id,
+            "x_request_id": self._http_request_id,
+            "endpoint": self._endpoint,
+            "outcome": outcome,
+            "prompt_tokens": generation.num_prompt_tokens,
+            "cached_tokens": generation.num_cached_tokens,
+            "completion_tokens": generation.num_completion_tokens,
+            "total_ms": round(1000 * total, 3),
+        } | msgspec.structs.asdict(generation.times_told)
 
 
 def _times(generation: Generation) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 from ..core.errors import RequestError
 from ..core.sampling_params import RequestOutputKind, SamplingParams
 from .protocol import SamplingFields
+from .structured import structured_field, structured_outputs
 
 # Fields whose name and meaning are the same on both sides.
 _SAME = (
@@ -53,8 +54,10 @@ def sampling_params(
         given["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
     if request.logit_bias is not None:
         given["logit_bias"] = logit_bias(request.logit_bias)
+    renamed = {"structured_outputs": structured_field(request)} | (renamed or {})
     try:
         return SamplingParams(
+            structured_outputs=structured_outputs(request),
             max_tokens=max_tokens,
             logprobs=logprobs,
             detokenize=detokenize,
@@ -62,7 +65,7 @@ def sampling_params(
             **given,
         )
     except RequestError as error:
-        raise rename_param(error, renamed or {}) from error
+        raise rename_param(error, renamed) from error
 
 
 def logit_bias(given: dict[str, float]) -> dict[int, float]:

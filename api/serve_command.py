@@ -1,6 +1,5 @@
 """``octavo serve``: the flags of the engine and of the server, put together and handed to the HTTP server."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -32,14 +31,13 @@ def serve(
     config
         YAML file with any of these settings (max_model_len: 4096); flags win over it.
     """
-    from ..core.logging import configure_logging
+    from .auth import keys_from_environment
     from .server import run_server
 
     server = server or ServerArgs()
-    if server.log_level is not None:
-        # In the environment, because the engine's processes shall hear of it too.
-        os.environ["OCTAVO_LOGGING_LEVEL"] = server.log_level.upper()
-    configure_logging("api")
+    if not server.api_key:
+        server = replace(server, api_key=keys_from_environment())
+    server.set_up_logging()
     return run_server(with_model(engine or EngineArgs(), model), server)
 
 

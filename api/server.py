@@ -10,7 +10,6 @@ Nothing heavy is imported at the top: a port in use must be told in well under a
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -19,13 +18,15 @@ from typing import Any, NoReturn
 
 from ..core.engine_args import EngineArgs
 from ..core.errors import ConfigurationError, EngineDeadError, OctavoError
-from ..core.logging import configure_logging
 from ..core.startup import StartupTimeline
+from .auth import check_keys
 from .engine_interface import EngineInterface
 from .errors import ServerStoppingError
-from .listener import listener_url, open_listener
+from .listener import listener_url, listening
 from .server_args import ServerArgs
 from .stat_relay import StatRelay
+from .tls import server_tls
+from .tracing import check_tracing, open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +57,19 @@ def run_server(engine_args: EngineArgs, server_args: ServerArgs) -> int:
 def serve_engine(start_engine: StartEngine, model_name: str, server_args: ServerArgs) -> int:
     """``run_server`` for the engine that ``start_engine`` starts; called once the port is known to be free."""
     server_args.check()
-    if server_args.log_level is not None:
-        os.environ["OCTAVO_LOGGING_LEVEL"] = server_args.log_level.upper()
-        configure_logging("api")
+    check_keys(server_args.api_key)
+    server_tls(server_args)
+    check_tracing(server_args)
+    if server_args.log_level is not None or server_args.log_format is not None:
+        server_args.set_up_logging()
     names = server_args.served_model_name or [model_name]
-    listener = open_listener(server_args.host, server_args.port)
-    try:
-        # Until the loop takes the signals, they end whatever runs as Ctrl-C does, so that clean-up is not skipped.
-        with _signals_interrupt(), asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_serve(start_engine, names, server_args, listener))
-    except KeyboardInterrupt:
-        logger.info("stopped while starting")
-    finally:
-        listener.close()
+    with listening(server_args) as listener:
+        try:
+            # Until the loop takes the signals, they end whatever runs as Ctrl-C does, so that clean-up is not skipped.
+            with _signals_interrupt(), asyncio.Runner(loop_factory=_new_loop) as runner:
+                runner.run(_serve(start_engine, names, server_args, listener))
+        except KeyboardInterrupt:
+            logger.info("stopped while starting")
     return 0
 
 
@@ -152,9 +153,11 @@ class ServerLife:
         self._engine = engine
         self._args = args
         self._stop = stop
-        self._url = listener_url(listener, args.host)
+        tls = server_tls(args)
+        self._url = listener_url(listener, args.host, "http" if tls is None else "https")
         self._context = ServerContext(engine, args, model_names, template)
-        self._http = HttpServer(build_app(self._context, metrics), listener)
+        self._tracing = open_tracing(args.otlp_endpoint, model_names[0])
+        self._http = HttpServer(build_app(self._context, metrics, self._tracing), listener, tls)
         self._timeline = timeline
 
     async def run(self) -> None:
@@ -171,6 +174,8 @@ class ServerLife:
         finally:
             self._context.encoder.close()
             await self._http.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     def _tell_ready(self) -> None:
         self._timeline.mark("ready")

@@ -15,7 +15,8 @@ from .dialect import encode_json
 from .fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from .metrics import METRICS_MEDIA_TYPE, Metrics
 from .protocol import DetokenizeRequest, TokenizeRequest
-from .protocol_answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
+from .protocol_answers import DetokenizeAnswer, Health, ModelCard, ModelList, TokenizeAnswer, Version
+from .tools.tool_use import tool_use
 
 
 def json_response(
@@ -50,15 +51,18 @@ class ServiceEndpoints:
     async def health(self, _request: Request) -> Response:
         """200 when requests can be served; 503 with the reason while loading, stopping or dead."""
         health = self._context.health
-        answer = {"status": health}
         error = self._context.engine.dead_error
-        if health == "dead" and error is not None:
-            answer["error"] = str(error)
+        answer = Health(health, str(error) if health == "dead" and error is not None else None)
         return json_response(answer, 200 if health == "ready" else 503)
+
+    async def live(self, _request: Request) -> Response:
+        """200 while this process works, also while it loads or drains; 503 once the engine is dead."""
+        dead = self._context.health == "dead"
+        return json_response(Health("dead" if dead else "live"), 503 if dead else 200)
 
     async def version(self, _request: Request) -> Response:
         """Octavo's version."""
-        return json_response({"version": __version__})
+        return json_response(Version(__version__))
 
     async def metrics(self, _request: Request) -> Response:
         """Metrics in Prometheus' text format."""
@@ -76,7 +80,10 @@ class ServiceEndpoints:
             options = TemplateOptions.of(
                 asked.add_generation_prompt, asked.continue_final_message, asked.chat_template_kwargs
             )
-            text = await self._context.render_chat(template_messages(asked.messages), options)
+            tools = tool_use(asked.tools, None, None)
+            text = await self._context.render_chat(
+                template_messages(asked.messages), options, None if tools is None else tools.for_template
+            )
             add_special_tokens, param = bool(asked.add_special_tokens), "messages"
         else:
             text = asked.prompt or ""

@@ -8,16 +8,20 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..core.errors import OctavoError
+from ..core.errors import OctavoError, OverloadedError
 from .dialect import Collector, StreamWriter, encode_json
 from .error_answers import error_event, error_response, error_status, log_internal_error
 from .errors import ClientGoneError
 from .generation import Event, Generation
 from .open_requests import OpenRequests
 from .request_log import RequestLog
+from .tracing import TRACING, Tracing
 
 HEADERS_AFTER = 1.0
 """Seconds after which a stream's headers go out even without an event. Until then an error can still be a status."""
+
+IDLE_SECONDS = 10.0
+"""Silence after which a stream of a dialect that has an event for it says that it is still there."""
 
 ERROR_SEND_SECONDS = 1.0
 """A reader that has stalled does not get to hold up the end of its own stream."""
@@ -35,21 +39,32 @@ class GenerationResponse(Response):
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; whatever goes wrong is told to the client in OpenAI's shape."""
-        request = self._requests.add()
+        """Answer; whatever goes wrong is told to the client, in OpenAI's shape unless the dialect has its own."""
+        try:
+            request = self._requests.add(len(self.generation.finish_reasons))
+        except OverloadedError as error:
+            self._log.ended(self.generation, f"error {error_status(error)}")
+            await self.fail(error, scope, receive, send)
+            return
+        outcome = "ok"
         try:
             await request.run(receive, self.produce(send))
             await self.conclude(send)
             self._log.finished(self.generation)
         except ClientGoneError:
-            self._log.ended(self.generation, "client gone")
+            outcome = "client gone"
+            self._log.ended(self.generation, outcome)
         except Exception as error:
             if not isinstance(error, OctavoError) or error_status(error) == 500:
                 log_internal_error(error, f"{self.generation.request_id} failed")
-            self._log.ended(self.generation, f"error {error_status(error)}")
+            outcome = f"error {error_status(error)}"
+            self._log.ended(self.generation, outcome)
             await self.fail(error, scope, receive, send)
         finally:
             self._requests.remove(request)
+            tracing: Tracing | None = scope.get(TRACING)
+            if tracing is not None:
+                tracing.record(self.generation, scope["headers"], scope["path"], outcome)
 
     @abstractmethod
     async def produce(self, send: Send) -> None:
@@ -61,9 +76,13 @@ class GenerationResponse(Response):
 
     async def fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an error instead."""
-        response = error_response(error)
+        response = self.error_answer(error)
         response.raw_headers.extend(self.raw_headers_given())
         await response(scope, receive, send)
+
+    def error_answer(self, error: Exception) -> Response:
+        """The whole answer for an error, in the dialect's shape."""
+        return error_response(error)
 
     def raw_headers_given(self) -> list[tuple[bytes, bytes]]:
         """The headers that the handler gave."""
@@ -105,6 +124,9 @@ class CollectedResponse(GenerationResponse):
 class EventStreamResponse(GenerationResponse):
     """An answer in server-sent events. Chunks are bytes that go straight to the ASGI server."""
 
+    idle_chunk = b""
+    """Sent when nothing else was for ``IDLE_SECONDS``, if the dialect has such an event."""
+
     def __init__(
         self,
         generation: Generation,
@@ -116,14 +138,21 @@ class EventStreamResponse(GenerationResponse):
         super().__init__(generation, requests, log, headers)
         self._writer = writer
         self._started = False
+        self._num_sent = 0
 
     async def produce(self, send: Send) -> None:
         """Send the chunks of every event as it comes."""
-        async with aclosing(self.generation.batches()) as batches:
-            await self._send_chunk(send, self._writer.write(await self._first(batches, send)))
-            async for events in batches:
-                await self._send_chunk(send, self._writer.write(events))
-            await self._send_chunk(send, self._writer.end())
+        idle = asyncio.create_task(self._fill_silence(send)) if self.idle_chunk else None
+        try:
+            async with aclosing(self.generation.batches()) as batches:
+                await self._send_chunk(send, self._writer.write(await self._first(batches, send)))
+                async for events in batches:
+                    await self._send_chunk(send, self._writer.write(events))
+                await self._send_chunk(send, self._writer.end())
+        finally:
+            if idle is not None:
+                idle.cancel()
+                await asyncio.gather(idle, return_exceptions=True)
 
     async def conclude(self, send: Send) -> None:
         """End the response."""
@@ -136,9 +165,13 @@ class EventStreamResponse(GenerationResponse):
             return
         try:
             async with asyncio.timeout(ERROR_SEND_SECONDS):
-                await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+                await send({"type": "http.response.body", "body": self.error_chunk(error), "more_body": False})
         except TimeoutError:
             return
+
+    def error_chunk(self, error: Exception) -> bytes:
+        """What ends a stream on an error, in the dialect's shape."""
+        return error_event(error)
 
     async def _first(self, batches: AsyncGenerator[list[Event], None], send: Send) -> list[Event]:
         """The first events; sends the headers early if they take long."""
@@ -164,8 +197,17 @@ class EventStreamResponse(GenerationResponse):
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
+    async def _fill_silence(self, send: Send) -> None:
+        """Proxies and clients take a connection on which nothing comes for long to be dead."""
+        while True:
+            before = self._num_sent
+            await asyncio.sleep(IDLE_SECONDS)
+            if self._started and self._num_sent == before:
+                await send({"type": "http.response.body", "body": self.idle_chunk, "more_body": True})
+
     async def _send_chunk(self, send: Send, chunk: bytes) -> None:
         if not self._started:
             await self._start(send)
         if chunk:
+            self._num_sent += 1
             await send({"type": "http.response.body", "body": chunk, "more_body": True})

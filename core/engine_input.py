@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from .grammar import GrammarSpec
 from .sampling_params import SamplingParams
 
 
@@ -27,6 +28,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     cache_salt: str | None = None
     output_token_ids: bytes = b""
     """Tokens generated before (a resumed request); int32, native order."""
+    grammar: GrammarSpec | None = None
+    """What the output must satisfy; ``params.structured_outputs`` made ready to compile."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="abort"):

@@ -47,7 +47,8 @@ def _check_places(scheduler: "Scheduler") -> None:
     assert len(prefilling) == len(scheduler.prefilling), "a request prefills twice"
     for request in scheduler.requests:
         running = request.status is RequestStatus.RUNNING
-        places = (id(request) in waiting, id(request) in prefilling, running and request.slot in decoding)
+        compiling = id(request) in scheduler.compiling
+        places = (id(request) in waiting, compiling, id(request) in prefilling, running and request.slot in decoding)
         assert sum(places) == 1, f"{request.request_id} ({request.status.name}) is in {sum(places)} places"
         assert running == (request.slot >= 0), f"{request.request_id} has slot {request.slot}"
         if running:
@@ -55,7 +56,8 @@ def _check_places(scheduler: "Scheduler") -> None:
     occupied = sum(request is not None for request in scheduler.slots.requests)
     assert occupied == len(decoding) + len(prefilling), "a slot is occupied by nobody"
     assert occupied + scheduler.slots.num_free == len(scheduler.slots.requests), "a slot is lost"
-    assert len(waiting) + occupied == len(scheduler.requests), "a request is in no place"
+    compiling = len(scheduler.compiling)
+    assert len(waiting) + compiling + occupied == len(scheduler.requests), "a request is in no place"
 
 
 def _check_counters(scheduler: "Scheduler") -> None:

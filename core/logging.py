@@ -39,6 +39,14 @@ def configure_logging(process_name: str) -> None:
     start_function_trace_if_asked(process_name)
 
 
+def adopt_logger(name: str) -> None:
+    """Let a library's logger write as Octavo's do, where they were configured: one format for the whole log."""
+    ours, theirs = logging.getLogger("octavo"), logging.getLogger(name)
+    if ours.handlers:
+        theirs.handlers[:] = ours.handlers
+        theirs.propagate = False
+
+
 def log_level() -> int:
     """The level that ``OCTAVO_LOGGING_LEVEL`` names. Raises ``ConfigurationError`` if there is none of that name."""
     name = os.environ.get("OCTAVO_LOGGING_LEVEL", "INFO").upper()

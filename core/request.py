@@ -20,6 +20,7 @@ class RequestStatus(IntEnum):
     FINISHED_STOPPED = 3
     FINISHED_LENGTH = 4
     FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
 
     @property
     def finished(self) -> bool:
@@ -27,8 +28,8 @@ class RequestStatus(IntEnum):
 
     @property
     def reason(self) -> str:
-        """OpenAI's finish_reason."""
-        return {3: "stop", 4: "length", 5: "abort"}[self.value]
+        """OpenAI's finish_reason; ``error`` has none there."""
+        return {3: "stop", 4: "length", 5: "abort", 6: "error"}[self.value]
 
 
 class RequestEvent(NamedTuple):
@@ -55,7 +56,10 @@ class Request:
         "client_index",
         "eos_token_ids",
         "events",
+        "grammar",
+        "grammar_ready",
         "handle",
+        "holds_grammar",
         "max_total_tokens",
         "num_named_blocks",
         "num_preemptions",
@@ -85,6 +89,11 @@ class Request:
         self.max_total_tokens = source.max_total_tokens
         self.eos_token_ids = frozenset(source.eos_token_ids)
         self.stop_token_ids = self.eos_token_ids | frozenset(source.params.stop_token_ids)
+        self.grammar = source.grammar
+        self.grammar_ready = source.grammar is None
+        """False while the workers compile the grammar; until then the request cannot be admitted."""
+        self.holds_grammar = False
+        """The workers keep the compiled grammar for this request."""
         self.status = RequestStatus.WAITING
         self.slot = -1
         self.blocks: list[KVCacheBlock] = []

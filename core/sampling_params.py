@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from .errors import RequestError
+from .grammar import StructuredOutputs
 
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
@@ -69,6 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Only these token ids can be drawn."""
     bad_words: list[str] = []
     """Words that cannot appear in the output."""
+    structured_outputs: StructuredOutputs | None = None
+    """The shape that the output must have: a JSON schema, a pattern, a choice or a grammar."""
     detokenize: bool = True
     """Produce text. Without it outputs carry token ids only."""
     skip_special_tokens: bool = True
@@ -162,6 +165,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise RequestError(f"{name} must hold token ids, integers of at least 0", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+        if self.structured_outputs is not None and self.allowed_token_ids is not None:
+            raise RequestError(
+                "allowed_token_ids and structured_outputs both say which tokens may come; give only one",
+                "allowed_token_ids",
+            )
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize; use stop_token_ids instead", "stop")
         self._check_logit_bias()

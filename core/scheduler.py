@@ -21,6 +21,7 @@ import numpy as np
 from .config import EngineConfig
 from .decision_log import make_decision_log
 from .engine_output import EngineCoreOutputs, Started
+from .grammar import GrammarSpec
 from .integrity import check_integrity
 from .kv_cache_block import KVCacheBlock
 from .kv_cache_manager import KVCacheManager
@@ -88,6 +89,9 @@ class Scheduler:
         self.completed_step = 0
         self.num_preemptions = 0
         self._requests: dict[tuple[int, int], Request] = {}
+        self.compiling: dict[int, Request] = {}
+        """Requests whose grammar is not ready, by ``id``: they join the queue when it is."""
+        self._released_grammars: list[GrammarSpec] = []
         self._step = 0
         self._released: list[int] = []
         self._last_rows: np.ndarray | None = None
@@ -103,8 +107,8 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """True while any request is unfinished or a batch is in flight."""
-        return bool(self._requests or self.in_flight)
+        """True while a step can do something: a request waits for more than its grammar, or a batch is in flight."""
+        return len(self._requests) > len(self.compiling) or bool(self.in_flight)
 
     @property
     def requests(self) -> list[Request]:
@@ -114,7 +118,28 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request. Its limits were checked at the door."""
         self._requests[request.client_index, request.handle] = request
-        self.waiting.add(request)
+        if request.grammar_ready:
+            self.waiting.add(request)
+        else:
+            self.compiling[id(request)] = request
+            self._refuse(request, "grammar compiling")
+
+    def hold_grammar(self, request: Request) -> None:
+        """The workers hold the request's grammar: from here on its end must be told to them."""
+        request.holds_grammar = True
+        if request.status.finished:
+            self._release_grammar(request)
+
+    def _release_grammar(self, request: Request) -> None:
+        if request.holds_grammar and request.grammar is not None:
+            request.holds_grammar = False
+            self._released_grammars.append(request.grammar)
+
+    def grammar_ready(self, request: Request) -> None:
+        """The workers can follow the request's grammar now. Nothing happens if it is gone."""
+        if self.compiling.pop(id(request), None) is not None:
+            request.grammar_ready = True
+            self.waiting.add(request)
 
     def abort(self, client_index: int, handle: int) -> bool:
         """Stop a request wherever it is. False if it is not known (any more)."""
@@ -128,8 +153,9 @@ class Scheduler:
         """End a request wherever it is, and free all that it holds."""
         if request.status is RequestStatus.RUNNING:
             self._leave_slot(request)
-        else:
+        elif self.compiling.pop(id(request), None) is None:
             self.waiting.remove(request)
+        self._release_grammar(request)
         request.status = status
         del self._requests[request.client_index, request.handle]
         request.record("finished", status.reason)
@@ -294,6 +320,7 @@ class Scheduler:
                 seed=request.source.seed,
                 stop_token_ids=sorted(request.stop_token_ids),
                 bad_words=request.source.bad_words,
+                grammar=request.grammar,
             )
         )
 
@@ -334,8 +361,10 @@ class Scheduler:
             decodes=None if same else decodes.astype(np.int32),
             chunks=chunks,
             num_tokens=len(decodes) + batch.num_prompt_tokens,
+            released_grammars=self._released_grammars,
         )
         self._released = []
+        self._released_grammars = []
         self._log.step(output, len(decodes), len(self.waiting), self.kv.num_free)
         if self.config.check_integrity:
             self.check_integrity()

@@ -8,6 +8,7 @@ but "the same rows again".
 import msgspec
 import numpy as np
 
+from .grammar import GrammarSpec
 from .sampling_params import SamplingParams
 
 
@@ -27,6 +28,8 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_token_ids: list[int]
     """Every token that ends this request; masked while fewer than ``min_tokens`` are out."""
     bad_words: list[list[int]]
+    grammar: GrammarSpec | None = None
+    """What the output must satisfy. The worker was told of it before (``start_grammar``)."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -52,6 +55,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     chunks: list[Chunk]
     num_tokens: int
     """Tokens in the whole batch."""
+    released_grammars: list[GrammarSpec] = []
+    """One for each request that had a grammar and is over."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -77,6 +82,14 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ranks: list[int]
 
 
+class RowFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row whose request cannot go on; its token means nothing."""
+
+    row: int
+    """Among the rows that drew a token in this step."""
+    message: str
+
+
 class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one step drew. Rows: the step's decodes, then its chunks that sample, in order."""
 
@@ -85,3 +98,4 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """int32 [num_rows]."""
     logprobs: list[RowLogprobs] = []
     prompt_logprobs: list[PromptLogprobs] = []
+    failures: list[RowFailure] = []

@@ -27,6 +27,7 @@ class StepResults:
         slots = scheduler.slots
         batch = scheduler.batch_done()
         assert batch.step == output.step, f"results of step {output.step} came when step {batch.step} was due"
+        failed = self._fail_rows(output, batch) if output.failures else []
         alive = slots.epoch[batch.rows] == batch.epochs
         rows, tokens = batch.rows, output.token_ids
         if not alive.all():
@@ -36,6 +37,8 @@ class StepResults:
         slots.num_in_flight[rows] -= 1
 
         messages = self._messages(batch, rows, tokens)
+        for client, finished in failed:
+            messages[client].finished = [*messages[client].finished, finished]
         if output.logprobs:
             self._add_logprobs(messages, output, alive, slots.client[rows])
         if output.prompt_logprobs:
@@ -45,6 +48,20 @@ class StepResults:
             self._end(int(rows[row]), int(tokens[row]), messages)
         self._add_stats(messages, batch, len(tokens))
         return messages
+
+    def _fail_rows(self, output: ModelRunnerOutput, batch: "Batch") -> list[tuple[int, Finished]]:
+        """End the requests that cannot go on, before their rows count for anything. Client and message of each."""
+        scheduler = self._scheduler
+        ended = []
+        for failure in output.failures:
+            slot = int(batch.rows[failure.row])
+            if scheduler.slots.epoch[slot] != batch.epochs[failure.row]:
+                continue
+            request = scheduler.slots.request_at(slot)
+            scheduler.finish(request, RequestStatus.FINISHED_ERROR)
+            finished = Finished(request.handle, "error", None, request.num_preemptions, failure.message)
+            ended.append((request.client_index, finished))
+        return ended
 
     def _messages(self, batch: "Batch", rows: np.ndarray, tokens: np.ndarray) -> list[EngineCoreOutputs]:
         now = time.time()
@@ -70,7 +87,9 @@ class StepResults:
         request = slots.request_at(slot)
         num_output = int(slots.num_tokens[slot]) - request.num_prompt_tokens
         stop_token = None
-        if token in request.stop_token_ids and num_output >= request.params.min_tokens:
+        # With a grammar the worker sees to min_tokens: an end that comes too early is one that the grammar demands.
+        long_enough = num_output >= request.params.min_tokens or request.grammar is not None
+        if token in request.stop_token_ids and long_enough:
             status = RequestStatus.FINISHED_STOPPED
             stop_token = token if token in request.params.stop_token_ids else None
         elif slots.num_tokens[slot] >= slots.max_total[slot]:
@@ -120,7 +139,7 @@ class StepResults:
         return SchedulerStats(
             step=step,
             num_running=scheduler.num_running,
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.waiting) + len(scheduler.compiling),
             num_free_blocks=scheduler.kv.num_free,
             num_blocks=scheduler.kv.pool.num_usable,
             num_prompt_tokens=num_prompt,

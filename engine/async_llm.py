@@ -1,9 +1,10 @@
 """``AsyncLLM``: the engine inside an async program. The HTTP server is one such program."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
-import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..core.errors import ConfigurationError, EngineDeadError, EngineError, Engi
 from ..core.outputs import RequestOutput
 from ..core.sampling_params import SamplingParams
 from .engine_setup import load_tokenizer, set_up_engine
-from .input_processor import InputProcessor, PreparedRequest, PromptInput
+from .input_processor import InputProcessor, PreparedRequest, PromptInput, is_unicode
 from .output_processor import OutputProcessor, RequestState
 from .stat_logger import StatLogger
 from .transport import EngineGone, EngineTransport, TransportMessage
@@ -44,14 +45,14 @@ class AsyncLLM:
         """Why the engine is gone; None while it is not."""
         self._transport = transport
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._early: list[TransportMessage] = []
-        self._early_lock = threading.Lock()
+        self._messages: deque[TransportMessage] = deque()
+        """From the transport's thread to the event loop."""
         self._changed = asyncio.Event()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        transport.start(self._on_message)
-        # The tokenizer loads here while the engine loads over there.
         try:
+            transport.start(self._on_message)
+            # The tokenizer loads here while the engine loads over there.
             self.tokenizer = load_tokenizer(config)
         except BaseException:
             transport.close()
@@ -109,7 +110,7 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """All checks of a request without running it; ``generate`` takes what this returns. Raises ``RequestError``."""
         await self.wait_ready()
-        if self._inputs.takes_long(prompt):
+        if self._inputs.takes_long(prompt, sampling_params):
             return await asyncio.to_thread(self._inputs.prepare, prompt, sampling_params, cache_salt)
         return self._inputs.prepare(prompt, sampling_params, cache_salt)
 
@@ -146,10 +147,11 @@ class AsyncLLM:
                 self._abort(state.request_id)
 
     def _start(self, request_id: str, prepared: PreparedRequest, news: asyncio.Event) -> RequestState:
+        if not isinstance(request_id, str) or not is_unicode(request_id):
+            raise RequestError(f"request_id must be text, not {request_id!r}", "request_id")
         if request_id in self._outputs.requests:
             raise RequestError(f"request_id {request_id!r} is in use by a request that is not finished", "request_id")
-        messages = self._outputs.add(request_id, prepared, news.set)
-        for message in messages:
+        for message in self._outputs.add(request_id, prepared, news.set):
             self._transport.send(message)
         return self._outputs.requests[request_id]
 
@@ -174,23 +176,28 @@ class AsyncLLM:
     # Messages come on the transport's thread and are handled on the event loop.
 
     def _bind(self) -> None:
-        """The first use inside an event loop makes it this engine's loop."""
-        if self._loop is None:
-            with self._early_lock:
-                self._loop = asyncio.get_running_loop()
-                early, self._early = self._early, []
-            for message in early:
-                self._handle(message)
+        """The event loop of the first use is this engine's; once it is closed (``asyncio.run``), the next one is."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            raise EngineError("this AsyncLLM is in use on another event loop; make one for each loop")
+        self._loop = loop
+        self._changed = asyncio.Event()
+        self._calls.clear()
+        self._take_messages()
 
     def _on_message(self, message: TransportMessage) -> None:
-        with self._early_lock:
-            if self._loop is None:
-                self._early.append(message)
-                return
-        try:
-            self._loop.call_soon_threadsafe(self._handle, message)
-        except RuntimeError:
-            pass  # the loop is closed, so nobody is listening any more
+        self._messages.append(message)
+        loop = self._loop  # set before messages are taken for the first time, so none is overlooked
+        if loop is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed; the next one, if there is any, takes them
+            loop.call_soon_threadsafe(self._take_messages)
+
+    def _take_messages(self) -> None:
+        while self._messages:
+            self._handle(self._messages.popleft())
 
     def _handle(self, message: TransportMessage) -> None:
         if isinstance(message, EngineCoreOutputs):
@@ -231,8 +238,10 @@ class AsyncLLM:
         else:
             self.dead_error = EngineDeadError(gone.message)
         self._outputs.fail_all(self.dead_error)
-        for call_id in list(self._calls):
-            self._settle(call_id, None, gone.message)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(self.dead_error)
+        self._calls.clear()
         self._changed.set()
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:

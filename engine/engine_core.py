@@ -1,17 +1,19 @@
 """The heart: schedule, execute, update, over and over."""
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
 from ..core.config import EngineConfig
 from ..core.engine_input import AbortRequests, EngineCoreRequest
-from ..core.engine_output import EngineCoreOutputs, EngineReady
+from ..core.engine_output import EngineCoreOutputs, EngineReady, Finished
 from ..core.errors import ConfigurationError
-from ..core.request import Request
+from ..core.request import Request, RequestStatus
 from ..core.scheduler import Scheduler
 from ..core.startup import StartupTimeline
 from ..executor.executor import Executor, StepFuture
+from .grammar_gate import GrammarGate, GrammarReady
 
 logger = logging.getLogger("octavo.engine")
 
@@ -38,6 +40,9 @@ class EngineCore:
         timeline.mark("kv cache")
         self.scheduler = Scheduler(self.config, num_clients)
         self._pending: StepFuture | None = None
+        self.on_grammar: Callable[[GrammarReady], None] = self._drop_grammar
+        """Called on another thread when a grammar is ready; whoever steps then calls ``grammar_ready``."""
+        self._gate = GrammarGate(self.config, executor, lambda ready: self.on_grammar(ready))
         self.step = self._step_overlapped if config.scheduler.overlap else self._step_plain
 
     @property
@@ -62,8 +67,25 @@ class EngineCore:
         return Request(message, self.config.cache.block_size)
 
     def add_request(self, request: Request) -> None:
-        """Queue a prepared request."""
+        """Queue a prepared request. One with a grammar waits beside the queue until the workers have compiled it."""
         self.scheduler.add_request(request)
+        if not request.grammar_ready:
+            self._gate.start(request)
+
+    def grammar_ready(self, ready: GrammarReady) -> Finished | None:
+        """Let the request join the queue. If it cannot run, it ends here, and its end is returned."""
+        request = ready.request
+        if ready.started:
+            self.scheduler.hold_grammar(request)
+        if not ready.error:
+            self.scheduler.grammar_ready(request)
+        elif not request.status.finished:
+            self.scheduler.finish(request, RequestStatus.FINISHED_ERROR)
+            return Finished(request.handle, "error", error=ready.error)
+        return None
+
+    def _drop_grammar(self, ready: GrammarReady) -> None:
+        logger.error("the grammar of %s is ready, and nobody steps", ready.request.request_id)
 
     def abort(self, message: AbortRequests) -> None:
         """Stop requests, wherever they are."""
@@ -103,6 +125,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """End the workers."""
+        self._gate.close()
         self.executor.shutdown()
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from ..core.engine_input import AbortRequests, EngineCoreInput, EngineCoreRequest, UtilityCall
 from ..core.engine_output import EngineCoreOutputs, Finished, UtilityResult
-from ..core.errors import OctavoError
 from ..core.request import Request
 from .engine_core import EngineCore
+from .grammar_gate import GrammarReady
 
 logger = logging.getLogger("octavo.engine")
 
@@ -25,7 +25,9 @@ class EngineLoop:
         self.core = core
         self._emit = emit
         self._num_clients = num_clients
-        self._inputs: queue.SimpleQueue[Request | AbortRequests | UtilityCall | None] = queue.SimpleQueue()
+        self._inputs: queue.SimpleQueue[Request | AbortRequests | UtilityCall | GrammarReady | None]
+        self._inputs = queue.SimpleQueue()
+        core.on_grammar = self._inputs.put
         self._stopped = False
 
     def receive(self, message: EngineCoreInput) -> None:
@@ -69,11 +71,15 @@ class EngineLoop:
             self._apply(item)
             changed = True
 
-    def _apply(self, item: Request | AbortRequests | UtilityCall) -> None:
+    def _apply(self, item: Request | AbortRequests | UtilityCall | GrammarReady) -> None:
         if isinstance(item, Request):
             self.core.add_request(item)
         elif isinstance(item, AbortRequests):
             self.core.abort(item)
+        elif isinstance(item, GrammarReady):
+            finished = self.core.grammar_ready(item)
+            if finished is not None:
+                self._emit(item.request.client_index, EngineCoreOutputs(0.0, finished=[finished]))
         else:
             self._emit(item.client_index, EngineCoreOutputs(0.0, results=[self._call(item)]))
 
@@ -82,7 +88,7 @@ class EngineLoop:
             return UtilityResult(call.call_id, error=f"the engine has no utility {call.method!r}")
         try:
             return UtilityResult(call.call_id, getattr(self.core, call.method)(*call.arguments))
-        except (OctavoError, AssertionError, TypeError) as error:
+        except Exception as error:  # the caller's trouble; utilities only read, or change one thing at once
             return UtilityResult(call.call_id, error=f"{type(error).__name__}: {error}")
 
     def _report_idle(self) -> None:

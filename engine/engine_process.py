@@ -9,17 +9,21 @@ import queue
 import shutil
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
 from ..core.engine_input import EngineCoreInput
-from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineFailed, EngineHello
-from ..core.errors import ConfigurationError
+from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineFailed, EngineHello, Finished
+from ..core.errors import ConfigurationError, OctavoError
 from ..core.logging import configure_logging
 from ..core.startup import StartupTimeline
 from ..executor.child_process import on_parent_death
 from .process_transport import EngineSpec
+
+if TYPE_CHECKING:
+    from .engine_loop import EngineLoop
 
 logger = logging.getLogger("octavo.engine")
 
@@ -31,6 +35,7 @@ class EngineCoreProc:
         self.spec = spec
         self.timeline = StartupTimeline(f"engine-{spec.index}")
         self._context = zmq.Context()
+        self._output_context = zmq.Context()  # of its own, so that its end waits for the last message, and only that
         self._outputs: queue.SimpleQueue[EngineCoreMessage | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_outputs, name="octavo-output", daemon=True)
         self._input = self._context.socket(zmq.PULL)
@@ -45,7 +50,7 @@ class EngineCoreProc:
         except Exception as error:
             configuration = isinstance(error, ConfigurationError)
             logger.debug("the engine failed", exc_info=True)
-            text = str(error) if configuration else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
             self._outputs.put(EngineFailed(" ".join(text.split()), configuration))
         self._outputs.put(None)
         self._sender.join(timeout=5.0)
@@ -68,26 +73,41 @@ class EngineCoreProc:
     def _emit(self, client: int, message: EngineCoreOutputs) -> None:
         self._outputs.put(message)
 
-    def _take_inputs(self, loop: "EngineLoop") -> None:  # noqa: F821
+    def _take_inputs(self, loop: "EngineLoop") -> None:
         decoder = msgspec.msgpack.Decoder(EngineCoreInput)
         while True:
             data = self._input.recv()
             try:
                 message = decoder.decode(data)
-            except msgspec.MsgspecError:
-                logger.exception("a message that cannot be read was dropped")
+            except Exception as error:  # checks of our own run while decoding, too
+                self._refuse(data, error)
                 continue
             loop.receive(message)
 
+    def _refuse(self, data: bytes, error: Exception) -> None:
+        """A message that cannot be read. If it is a request, its caller is told instead of left waiting."""
+        logger.error("a message that cannot be read was dropped: %s", error)
+        try:
+            fields = msgspec.msgpack.decode(data)
+        except msgspec.DecodeError:
+            return
+        match fields:
+            case ["add", str(), int(handle), int(client), *_]:
+                text = f"the engine could not read the request: {error}"
+                self._emit(client, EngineCoreOutputs(0.0, finished=[Finished(handle, "error", error=text)]))
+            case _:
+                pass
+
     def _send_outputs(self) -> None:
         encoder = msgspec.msgpack.Encoder()
-        socket = self._context.socket(zmq.PUSH)
+        socket = self._output_context.socket(zmq.PUSH)
         socket.set_hwm(0)
         socket.connect(self.spec.output_address)
         while True:
             message = self._outputs.get()
             if message is None:
                 socket.close(linger=2000)
+                self._output_context.term()  # returns when all is sent, or after those two seconds
                 return
             socket.send(encoder.encode(message), copy=False)
 

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreRequest
 from ..core.errors import ContextLengthError, RequestError
+from ..core.grammar import GrammarSpec
 from ..core.sampling_params import SamplingParams
+from .grammar_door import GrammarDoor
 from .tokenizer import Tokenizer
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
@@ -38,6 +41,7 @@ class PreparedRequest:
     bad_words: list[list[int]]
     cache_salt: str | None
     arrival_time: float
+    grammar: GrammarSpec | None = None
 
     def core_request(self, request_id: str, handle: int, index: int, client_index: int = 0) -> EngineCoreRequest:
         """The message for completion ``index``. Each one has a seed of its own."""
@@ -46,13 +50,15 @@ class PreparedRequest:
             handle=handle,
             client_index=client_index,
             prompt_token_ids=np.array(self.prompt_token_ids, dtype=np.int32).tobytes(),
-            params=self.params,
-            seed=self.seed + index,
+            # The workers need the grammar, not what it was made of.
+            params=self.params if self.grammar is None else self.params.replace(structured_outputs=None),
+            seed=(self.seed + index + 2**63) % 2**64 - 2**63,  # the sampler takes it modulo 2**64 as well
             max_total_tokens=self.max_total_tokens,
             arrival_time=self.arrival_time,
             eos_token_ids=self.eos_token_ids,
             bad_words=self.bad_words,
             cache_salt=self.cache_salt,
+            grammar=self.grammar,
         )
 
 
@@ -68,6 +74,7 @@ class InputProcessor:
         # Requests without a seed get one, so that every request can be repeated. A string seeds independent streams.
         self._seeds = random.Random(f"{config.device.seed} {client_index}")
         self._eos_token_ids = self._end_tokens()
+        self._grammars = GrammarDoor(tokenizer, self._vocab_size, self._eos_token_ids)
 
     def _end_tokens(self) -> list[int]:
         ids = list(self._config.model.eos_token_ids)
@@ -80,8 +87,10 @@ class InputProcessor:
         """False for a model that nothing tells when to stop."""
         return bool(self._eos_token_ids)
 
-    def takes_long(self, prompt: PromptInput) -> bool:
+    def takes_long(self, prompt: PromptInput, params: SamplingParams | None = None) -> bool:
         """True if ``prepare`` should not run on an event loop."""
+        if params is not None and params.structured_outputs is not None:
+            return True
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         return isinstance(text, str) and len(text) > LONG_TEXT
 
@@ -95,6 +104,7 @@ class InputProcessor:
         """Check a request and resolve it against the model. Raises ``RequestError``."""
         text, token_ids = self._tokens(prompt)
         self._check_params(params)
+        _check_salt(cache_salt)
         length = len(token_ids)
         room = self.max_model_len - length
         if room < 1:
@@ -114,6 +124,7 @@ class InputProcessor:
             raise RequestError(
                 f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens can be generated", "min_tokens"
             )
+        grammar = None if params.structured_outputs is None else self._grammars.admit(params.structured_outputs)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(62)
         return PreparedRequest(
             prompt=text,
@@ -121,10 +132,12 @@ class InputProcessor:
             params=params,
             seed=seed,
             max_total_tokens=length + max_tokens,
-            eos_token_ids=[] if params.ignore_eos else self._eos_token_ids,
+            # A complete grammar allows nothing but an end token, so that one ends the request in any case.
+            eos_token_ids=[] if params.ignore_eos and grammar is None else self._eos_token_ids,
             bad_words=self._bad_words(params),
             cache_salt=cache_salt,
             arrival_time=arrival_time or time.time(),
+            grammar=grammar,
         )
 
     def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
@@ -137,12 +150,9 @@ class InputProcessor:
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if text is None and ids is None:
                 raise RequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
-        if ids is None:
-            if not isinstance(text, str):
-                raise RequestError(f"the prompt must be text or token ids, not {type(text).__name__}", "prompt")
-            ids = self._encode(text)
-        else:
-            ids = self._check_ids(ids)
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"the prompt must be text or token ids, not {type(text).__name__}", "prompt")
+        ids = self._encode(text) if ids is None and text is not None else self._check_ids(ids)
         if not ids:
             raise RequestError("the prompt is empty", "prompt")
         return text, ids
@@ -161,8 +171,13 @@ class InputProcessor:
             )
         return self._tokenizer.encode(text)
 
-    def _check_ids(self, ids: Sequence[int]) -> list[int]:
-        ids = list(ids)
+    def _check_ids(self, given: Any) -> list[int]:
+        # Bytes and the keys of a dict would pass for numbers, too.
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray | memoryview):
+            raise RequestError(f"the prompt must be text or token ids, not {type(given).__name__}", "prompt")
+        ids = list(given)
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self._vocab_size:
+            return ids
         for token in ids:
             if type(token) is not int or not 0 <= token < self._vocab_size:
                 raise RequestError(
@@ -171,6 +186,7 @@ class InputProcessor:
         return ids
 
     def _check_params(self, params: SamplingParams) -> None:
+        _check_types(params)
         limit = self._config.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(params, name)
@@ -193,3 +209,31 @@ class InputProcessor:
         if not params.bad_words or self._tokenizer is None:
             return []
         return self._tokenizer.encode_bad_words(params.bad_words)
+
+
+def _check_types(params: SamplingParams) -> None:
+    """The engine must be able to read what it is sent: construction checks ranges, but not every type."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}", "sampling_params")
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        name = path.partition("`")[0].partition("[")[0]
+        raise RequestError(f"{name}: {reason}" if name else str(error), name or None) from error
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise RequestError(f"the sampling parameters cannot be sent to the engine: {error}") from error
+
+
+def _check_salt(cache_salt: Any) -> None:
+    if cache_salt is not None and not (isinstance(cache_salt, str) and is_unicode(cache_salt)):
+        raise RequestError(f"cache_salt must be text, not {cache_salt!r}", "cache_salt")
+
+
+def is_unicode(text: str) -> bool:
+    """False for text with half a surrogate pair, which JSON can carry and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

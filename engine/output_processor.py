@@ -4,17 +4,18 @@ A delta costs only what it must: its token is appended and its text made. Output
 takes them, so whatever piled up while it was busy arrives as one merged output.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from ..core.engine_input import EngineCoreRequest
 from ..core.engine_output import (
     EngineCoreOutputs,
     Finished,
     PromptLogprobsDelta,
     TokenLogprobsDelta,
 )
-from ..core.engine_input import EngineCoreRequest
 from ..core.errors import OctavoError, RequestFailedError
 from ..core.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings, TokenLogprobs
 from ..core.sampling_params import RequestOutputKind
@@ -24,13 +25,15 @@ from .input_processor import PreparedRequest
 from .stat_logger import StatLogger
 from .tokenizer import Tokenizer
 
+logger = logging.getLogger("octavo.engine")
+
 
 class CompletionState:
     """One of a request's completions."""
 
     __slots__ = (
-        "detokenizer", "finish_reason", "handle", "index", "last_time", "logprobs", "num_taken_ids", "num_taken_logprobs",
-        "request", "stop_reason", "taken", "text_parts", "token_ids",
+        "detokenizer", "finish_reason", "handle", "index", "last_time", "logprobs", "num_taken_ids",
+        "num_taken_logprobs", "request", "stop_reason", "taken", "text_parts", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +87,7 @@ class RequestState:
         self.request_id = request_id
         self.prepared = prepared
         self.completions: list[CompletionState] = []
-        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]  # nothing precedes the first token
         self.num_cached_tokens: int | None = None
         self.timings = RequestTimings(arrival=prepared.arrival_time)
         self.num_unfinished = prepared.params.n
@@ -160,7 +163,7 @@ class OutputProcessor:
         running = [completion for completion in state.completions if completion.finish_reason is None]
         for completion in running:
             self._finish(completion, "abort", None, state.timings.last_token or state.timings.arrival)
-        state.on_news()
+        _tell(state)
         return [completion.handle for completion in running]
 
     def fail_all(self, error: OctavoError) -> None:
@@ -168,16 +171,23 @@ class OutputProcessor:
         for state in list(self.requests.values()):
             self._fail(state, error)
 
-    def _fail(self, state: RequestState, error: OctavoError) -> None:
+    def _fail(self, state: RequestState, error: OctavoError) -> list[int]:
+        """Returns the handles that may still run in the engine."""
         state.error = error
         for completion in state.completions:
             self._completions.pop(completion.handle, None)
         self.requests.pop(state.request_id, None)
-        state.on_news()
+        _tell(state)
+        return [completion.handle for completion in state.completions if completion.finish_reason is None]
+
+    def _fault(self, state: RequestState, error: Exception) -> list[int]:
+        """Our own code failed on this request: the others must not suffer for it."""
+        logger.error("request %s failed in the output processor", state.request_id, exc_info=error)
+        return self._fail(state, RequestFailedError(f"{type(error).__name__}: {error}"))
 
     def process(self, outputs: EngineCoreOutputs) -> list[int]:
-        """Take in one message of the engine. Returns handles that ended here, by a stop string, and that the engine
-        must stop."""
+        """Take in one message of the engine. Returns handles that ended here, by a stop string or by an error of
+        this request alone, and that the engine must stop."""
         news: dict[RequestState, None] = {}
         to_abort: list[int] = []
         for started in outputs.started:
@@ -185,7 +195,7 @@ class OutputProcessor:
             if completion is not None:
                 _note_start(completion.request, started.time, started.num_cached_tokens)
         for delta in outputs.prompt_logprobs:
-            self._add_prompt_logprobs(delta)
+            to_abort += self._add_prompt_logprobs(delta)
         ends = {finished.handle: finished for finished in outputs.finished}
         logprobs = {delta.index: delta for delta in outputs.logprobs}
         handles = np.frombuffer(outputs.handles, dtype=np.int32).tolist()
@@ -194,17 +204,21 @@ class OutputProcessor:
             completion = self._completions.get(handle)
             if completion is None:
                 continue  # ended here, by a stop string or an abort, before the engine heard of it
-            self._append(completion, token, logprobs.get(index), ends.get(handle), outputs.time)
+            try:
+                self._append(completion, token, logprobs.get(index), ends.get(handle), outputs.time)
+            except Exception as error:
+                to_abort += self._fault(completion.request, error)
+                continue
             if completion.finish_reason is not None and handle not in ends:
                 to_abort.append(handle)
             news[completion.request] = None
         for finished in ends.values():
-            self._end(finished, outputs.time, news)
+            to_abort += self._end(finished, outputs.time, news)
         for state in news:
-            state.on_news()
+            _tell(state)
         if outputs.stats is not None:
-            for logger in self._loggers:
-                logger.record_step(outputs.stats)
+            for stat_logger in self._loggers:
+                stat_logger.record_step(outputs.stats)
         return to_abort
 
     def _append(
@@ -232,23 +246,28 @@ class OutputProcessor:
         timings = completion.request.timings
         if timings.first_token is None:
             timings.first_token = now
-            for logger in self._loggers:
-                logger.record_first_token(now - timings.arrival)
+            for stat_logger in self._loggers:
+                stat_logger.record_first_token(now - timings.arrival)
         elif completion.last_time:
-            for logger in self._loggers:
-                logger.record_tokens(1, now - completion.last_time)
+            for stat_logger in self._loggers:
+                stat_logger.record_tokens(1, now - completion.last_time)
         timings.last_token = completion.last_time = now
 
-    def _end(self, finished: Finished, now: float, news: dict[RequestState, None]) -> None:
+    def _end(self, finished: Finished, now: float, news: dict[RequestState, None]) -> list[int]:
+        """Returns the handles of siblings that the engine must stop, because they fail with this completion."""
         completion = self._completions.get(finished.handle)
         if completion is None:
-            return
+            return []
         completion.request.timings.num_preemptions += finished.num_preemptions
-        news[completion.request] = None
         if finished.error is not None:
-            self._fail(completion.request, RequestFailedError(finished.error))
-            return
-        self._finish(completion, finished.reason, finished.stop_token, now)
+            handles = self._fail(completion.request, RequestFailedError(finished.error))
+            return [handle for handle in handles if handle != finished.handle]
+        try:
+            self._finish(completion, finished.reason, finished.stop_token, now)
+        except Exception as error:
+            return self._fault(completion.request, error)
+        news[completion.request] = None
+        return []
 
     def _finish(self, completion: CompletionState, reason: str, stop_reason: int | str | None, now: float) -> None:
         completion.finish_reason = reason
@@ -262,19 +281,22 @@ class OutputProcessor:
             state.timings.finished = now
             self.requests.pop(state.request_id, None)
             stats = _finished_stats(state)
-            for logger in self._loggers:
-                logger.record_finished(stats)
+            for stat_logger in self._loggers:
+                stat_logger.record_finished(stats)
 
-    def _add_prompt_logprobs(self, delta: PromptLogprobsDelta) -> None:
+    def _add_prompt_logprobs(self, delta: PromptLogprobsDelta) -> list[int]:
+        """Returns handles that the engine must stop, because this failed."""
         completion = self._completions.get(delta.handle)
         if completion is None or completion.index != 0:
-            return
+            return []
         entries = completion.request.prompt_logprobs
-        if not entries:
-            entries.append(None)  # nothing precedes the first token
         del entries[delta.start :]
-        for ids, values, rank in zip(delta.token_ids, delta.logprobs, delta.ranks, strict=True):
-            entries.append(self._decode_logprobs(ids, values, rank))
+        try:
+            for ids, values, rank in zip(delta.token_ids, delta.logprobs, delta.ranks, strict=True):
+                entries.append(self._decode_logprobs(ids, values, rank))
+        except Exception as error:
+            return self._fault(completion.request, error)
+        return []
 
     def _decode_logprobs(self, ids: Iterable[int], values: Iterable[float], rank: int) -> TokenLogprobs:
         """The chosen token first, then the best, best first; a chosen token among the best stays where it is, first."""
@@ -286,6 +308,14 @@ class OutputProcessor:
             raw = self._tokenizer.token_bytes(token) if self._tokenizer is not None else None
             entries[token] = Logprob(value, rank if place == 0 else place, text, raw)
         return entries
+
+
+def _tell(state: RequestState) -> None:
+    """News for a caller. That its event loop is closed, say, is its own trouble."""
+    try:
+        state.on_news()
+    except Exception:
+        logger.debug("nobody hears of news of request %s", state.request_id, exc_info=True)
 
 
 def _note_start(state: RequestState, when: float, num_cached: int) -> None:

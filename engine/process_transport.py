@@ -11,6 +11,8 @@ has said hello on both: a connection needs no name any more, so from then on the
 is killed.
 """
 
+import atexit
+import contextlib
 import logging
 import os
 import shutil
@@ -32,6 +34,11 @@ logger = logging.getLogger("octavo.engine")
 
 _STALE_SECONDS = 60.0
 _PREFIX = "octavo-"
+_CONNECT_MS = 5000
+_LAST_WORDS_MS = 1000
+"""How long what a dead engine wrote may take to get here, if it is known to have written its cause."""
+_REMAINS_MS = 50
+"""The same where nothing is known to come."""
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
@@ -48,20 +55,26 @@ class ProcessTransport(EngineTransport):
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._context = zmq.Context()
+        self._folder: Path | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(EngineCoreMessage)
-        self._send_lock = threading.Lock()
+        # Reentrant: the garbage collector may run anywhere, and what it ends may be the owner of this transport.
+        self._lock = threading.RLock()
         self._closed = False
         self._failure: EngineFailed | None = None
         self._process: ChildProcess | None = None
-        self._receiver: threading.Thread | None = None
-        remove_stale_folders()
-        self._folder: Path | None = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder()))
-        self._addresses = [f"ipc://{self._folder / name}" for name in ("in", "out")]
+        self._exit_code: int | None = None
+        self._receiver = threading.Thread(target=self._receive, name="octavo-engine-messages", daemon=True)
+        # Written to when the engine has ended or this side closes: the receiving thread waits for this, too.
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._context = zmq.Context()
         self._input = self._context.socket(zmq.PUSH)
         self._output = self._context.socket(zmq.PULL)
-        self._input.setsockopt(zmq.LINGER, 0)
+        remove_stale_folders()
+        # From here on there is something to remove, whatever signal interrupts whatever line.
+        atexit.register(self.close)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder()))
+        self._addresses = [f"ipc://{self._folder / name}" for name in ("in", "out")]
         for socket, address in ((self._input, self._addresses[0]), (self._output, self._addresses[1])):
             socket.set_hwm(0)  # the number of requests in flight is bounded elsewhere; nothing may be dropped here
             socket.bind(address)
@@ -73,8 +86,7 @@ class ProcessTransport(EngineTransport):
 
     def start(self, on_message: OnMessage) -> None:
         self._on_message = on_message
-        spec = EngineSpec(self._config, *self._addresses)
-        self._receiver = threading.Thread(target=self._receive, name="octavo-engine-messages", daemon=True)
+        spec = EngineSpec(self._config, self._addresses[0], self._addresses[1])
         self._process = ChildProcess(
             f"engine-{spec.index}",
             "octavo.engine.engine_process:main",
@@ -85,34 +97,64 @@ class ProcessTransport(EngineTransport):
 
     def send(self, message: EngineCoreInput) -> None:
         data = self._encoder.encode(message)
-        with self._send_lock:
+        with self._lock:
             if not self._closed:
-                self._input.send(data, copy=False)
+                # Nobody connected: the engine is gone, which ``EngineGone`` is about to tell.
+                with contextlib.suppress(zmq.Again):
+                    self._input.send(data, zmq.NOBLOCK, copy=False)
 
     def _receive(self) -> None:
         try:
-            while True:
-                message = self._decoder.decode(self._output.recv())
-                if isinstance(message, EngineHello):
-                    self._remove_folder()
-                elif isinstance(message, EngineFailed):
-                    self._failure = message
-                else:
-                    self._on_message(message)
-        except zmq.ZMQError:
-            pass  # closed
+            self._receive_until_end()
+        except Exception as error:  # without this thread nobody would ever hear of anything again
+            logger.exception("reading the engine's messages failed")
+            if self._process is not None:
+                self._process.kill()
+            self._on_message(EngineGone(f"a message of the engine could not be read: {error}"))
+
+    def _receive_until_end(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._output, zmq.POLLIN)
+        poller.register(self._wake_reader, zmq.POLLIN)
+        while not self._closed:
+            if self._output in dict(poller.poll()):
+                self._take(self._output.recv())
+            elif self._exit_code is not None:
+                break
+        patience = _LAST_WORDS_MS if (self._exit_code or 0) > 0 else _REMAINS_MS
+        while not self._closed and self._failure is None and self._output.poll(patience):
+            self._take(self._output.recv())
+        if not self._closed:
+            self._remove_folder()
+            self._on_message(self._end())
+
+    def _take(self, data: bytes) -> None:
+        message = self._decoder.decode(data)
+        if isinstance(message, EngineHello):
+            with self._lock:
+                if not self._closed:
+                    self._input.poll(_CONNECT_MS, zmq.POLLOUT)  # from here on, nobody connected means nobody there
+            self._remove_folder()
+        elif isinstance(message, EngineFailed):
+            self._failure = message
+        else:
+            self._on_message(message)
+
+    def _end(self) -> EngineGone:
+        """Why the engine ended: its own words, or its exit status."""
+        if self._failure is not None:
+            return EngineGone(self._failure.message, self._failure.configuration)
+        assert self._process is not None and self._exit_code is not None
+        return EngineGone(f"the engine process (pid {self._process.pid}) ended with {describe_exit(self._exit_code)}")
 
     def _on_exit(self, code: int) -> None:
-        if self._closed:
-            return
-        time.sleep(0.05)  # the engine's last message may still be on its way from the receiving thread
-        self._remove_folder()
-        assert self._process is not None
-        message = f"the engine process (pid {self._process.pid}) ended with {describe_exit(code)}"
-        if self._failure is not None:
-            self._on_message(EngineGone(self._failure.message, self._failure.configuration))
-        else:
-            self._on_message(EngineGone(message))
+        self._exit_code = code
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._wake_writer >= 0:
+                os.write(self._wake_writer, b"\0")
 
     def _remove_folder(self) -> None:
         folder, self._folder = self._folder, None
@@ -120,21 +162,24 @@ class ProcessTransport(EngineTransport):
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        with self._send_lock:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
+        atexit.unregister(self.close)
         if self._process is not None:
             self._process.stop()
         self._remove_folder()
-        # Ends recv() on the other thread, which is the only one that may close its socket.
-        self._input.close()
-        closer = threading.Thread(target=self._context.term, daemon=True)
-        closer.start()
-        if self._receiver is not None:
-            self._receiver.join(timeout=2.0)
+        self._wake()
+        if self._receiver.is_alive() and self._receiver is not threading.current_thread():
+            self._receiver.join()
+        with self._lock:
+            writer, self._wake_writer = self._wake_writer, -1
+        os.close(writer)
+        os.close(self._wake_reader)
+        self._input.close(linger=0)
         self._output.close(linger=0)
-        closer.join(timeout=2.0)
+        self._context.term()
 
 
 def _short_folder() -> str:

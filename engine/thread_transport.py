@@ -6,7 +6,7 @@ import threading
 from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreInput
 from ..core.engine_output import EngineCoreOutputs
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, OctavoError
 from ..core.startup import StartupTimeline
 from ..executor.executor import make_executor
 from .engine_core import EngineCore
@@ -23,7 +23,7 @@ class ThreadTransport(EngineTransport):
         self._config = config
         self._loop: EngineLoop | None = None
         self._early: list[EngineCoreInput] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end an owner, and so this, anywhere
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -51,7 +51,7 @@ class ThreadTransport(EngineTransport):
         except Exception as error:
             logger.debug("the engine failed", exc_info=True)
             configuration = isinstance(error, ConfigurationError)
-            text = str(error) if configuration else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
             on_message(EngineGone(text, configuration))
         finally:
             if executor is not None:

@@ -93,6 +93,11 @@ class Tokenizer:
         return composed * max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
 
     @property
+    def definition(self) -> str:
+        """The tokenizer as JSON of the ``tokenizers`` library, special tokens included."""
+        return self._backend.to_str()
+
+    @property
     def chat_template(self) -> str | None:
         """The usual chat template, Jinja source."""
         return self.chat_templates.get("default")

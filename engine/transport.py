@@ -1,6 +1,6 @@
 """The way to an EngineCore, wherever it runs: send messages, hear messages. Four methods, two implementations.
 
-``LLM`` hears them in a queue, ``AsyncLLM`` on its event loop; neither knows whether the engine is a thread or a process.
+``LLM`` hears them in a queue, ``AsyncLLM`` on its event loop; neither knows if the engine is a thread or a process.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ import msgspec
 
 from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreInput
-from ..core.engine_output import EngineFailed, EngineHello, EngineReady, EngineCoreOutputs
+from ..core.engine_output import EngineCoreOutputs, EngineFailed, EngineHello, EngineReady
 
 
 class EngineGone(msgspec.Struct, frozen=True):

@@ -9,8 +9,10 @@
 
 A fresh interpreter is started (no fork, no import of the user's main module), so programs need no guard around
 ``LLM(...)``. The child is in a process group of its own: Ctrl-C in a terminal reaches only the parent, which decides.
+A service manager that sends SIGTERM to every process of a service reaches the child, which therefore ignores it.
 """
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -68,11 +70,9 @@ class ChildProcess:
 
     def _send(self, payload: bytes) -> None:
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it is gone already; wait() tells
             self._process.stdin.write(_LENGTH.pack(len(payload)) + payload)
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it is gone already; wait() tells
 
     def _wait(self) -> None:
         code = self._process.wait()
@@ -87,6 +87,8 @@ class ChildProcess:
     def stop(self, grace_seconds: float = 2.0) -> None:
         """Let it end by itself, then by force. Returns when it is gone. May be called twice."""
         self.release()
+        if self._waiter is threading.current_thread():
+            return  # told of the end by the end itself
         self._waiter.join(grace_seconds)
         if self._waiter.is_alive():
             logger.warning("%s (pid %d) did not end within %g s and is killed", self.name, self.pid, grace_seconds)
@@ -96,10 +98,8 @@ class ChildProcess:
     def release(self) -> None:
         """Close the pipe: the child ends by itself as soon as it notices."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass
 
     def kill(self) -> None:
         """End it at once."""
@@ -118,7 +118,8 @@ def describe_exit(code: int) -> str:
 
 def run_child() -> None:
     """The first thing a child does; arguments and payload come from ``ChildProcess``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     _, _, entry, options = sys.argv[1:]
     wanted = json.loads(options)
     if wanted["parent"] is not None:

@@ -86,7 +86,7 @@ class SimulatedExecutor(Executor):
         self._keys = np.zeros((config.cache.num_blocks or 0, self._block_size), dtype=np.uint64)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        return [{"num_blocks": len(self._keys), "load": {}, "allocate": {}}[method]]
+        return [{"num_blocks": len(self._keys), "load": {}, "allocate": {}, "start_grammar": ""}[method]]
 
     def execute(self, output: SchedulerOutput) -> StepFuture:
         if self.keep_steps:

@@ -32,6 +32,20 @@ class WorkerProtocol(Protocol):
         """Start one step. On a device that works by itself this returns while it runs."""
         ...
 
+    def provide_vocabulary(
+        self, token_bytes: list[bytes], special_ids: list[int], end_ids: list[int], definition: str
+    ) -> None:
+        """What the tokens stand for; comes before the first grammar."""
+        ...
+
+    def start_grammar(self, kind: str, text: str) -> str | None:
+        """Compile a grammar in the background, and keep it until a step releases it. Returns ``grammar_state``."""
+        ...
+
+    def grammar_state(self, kind: str, text: str) -> str | None:
+        """Of a started grammar: None while it compiles, then "" or what is wrong with it."""
+        ...
+
     def close(self) -> None:
         """Give back what the rank holds."""
         ...

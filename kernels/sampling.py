@@ -234,6 +234,25 @@ def mask_where(logits: Tensor, rows: Tensor, tokens: Tensor, condition: Tensor) 
     logits.index_put_((rows, tokens), amounts, accumulate=True)
 
 
+def keep_bits(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Masks, in place, what a bit mask does not allow.
+
+    ``logits``: float32 [S, V]. ``rows``: int64 [G], distinct. ``bits``: int32 [G, ceil(V / 32)]; token t may come if
+    bit t % 32 of word t // 32 is set.
+    """
+    vocab = logits.shape[1]
+    if logits.device.type == "cpu":
+        # Row by row in the cache, a fifth of the time of whole matrices.
+        values = logits.numpy()
+        for row, words in zip(rows.tolist(), bits.numpy(), strict=True):
+            forbidden = np.unpackbits(np.bitwise_not(words).view(np.uint8), count=vocab, bitorder="little")
+            np.copyto(values[row], -np.inf, where=forbidden.view(np.bool_))
+        return
+    ids = torch.arange(vocab, device=logits.device)
+    allowed = (bits[:, ids >> 5] >> (ids & 31).to(torch.int32)).bitwise_and_(1)
+    logits[rows] = logits[rows].masked_fill_(allowed.eq(0), -torch.inf)
+
+
 class _FilteredRows(NamedTuple):
     """What ``draw_filtered`` knows about each row. ``totals`` int64 [S]: the weights of whole rows, if needed."""
 

@@ -16,6 +16,7 @@ from ..kernels.triton.decode_inputs import decode_inputs
 from .attention.fused_backend import FusedAttentionBackend, FusedPlan
 from .models.causal_lm import CausalLM
 from .slot_mirror import DeviceSlotMirror
+from .transfer import to_device
 
 logger = logging.getLogger("octavo.worker")
 
@@ -102,7 +103,7 @@ class DecodeGraphs:
             self._running = slots
             padded = np.full(len(self._slots), -1, dtype=np.int32)
             padded[:count] = slots
-            self._slots.copy_(torch.from_numpy(padded).pin_memory(), non_blocking=True)
+            self._slots.copy_(to_device(padded, self._slots.device))
         graph, logits = self._graphs[size]
         graph.replay()
         return logits[:count], self._positions[:count] + 1

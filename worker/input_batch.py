@@ -13,6 +13,7 @@ from ..core.config import EngineConfig
 from ..core.step import Chunk, NewRequest, SchedulerOutput
 from .batch_layout import BatchLayout
 from .slot_mirror import make_slot_mirror
+from .transfer import to_device
 
 _NO_ROWS = np.empty(0, dtype=np.int64)
 
@@ -48,6 +49,9 @@ class InputBatch:
         self.decodes = _NO_ROWS
         """int64: slots that decode, in row order. The same object while the rows are the same."""
         self.mirror = make_slot_mirror(self._block_table, device)
+        # In steady decode the same rows draw step after step.
+        self._drawn_slots = _NO_ROWS
+        self._device_drawn_slots = self._tensor(_NO_ROWS)
 
     def apply(self, output: SchedulerOutput) -> None:
         """Take in what changed since the last step; released slots were released before."""
@@ -80,7 +84,9 @@ class InputBatch:
 
     def keep_drawn(self, slots: np.ndarray, token_ids: torch.Tensor) -> None:
         """Remember the tokens (device, int64 [S]) drawn in these slots."""
-        self.mirror.last_tokens[self._tensor(slots)] = token_ids
+        if slots is not self._drawn_slots:
+            self._drawn_slots, self._device_drawn_slots = slots, self._tensor(slots)
+        self.mirror.last_tokens[self._device_drawn_slots] = token_ids
 
     def advance_decodes(self) -> np.ndarray:
         """Count one token of each decoding slot as computed, for a step whose inputs the device makes by itself."""
@@ -136,7 +142,7 @@ class InputBatch:
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
 def _positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

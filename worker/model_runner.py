@@ -9,11 +9,13 @@ import torch
 from ..core.config import EngineConfig
 from ..core.step import ModelRunnerOutput, NewRequest, PromptLogprobs, SchedulerOutput
 from .attention.backend import AttentionBackend
+from .grammar_cache import GrammarCache
+from .grammar_rows import RowGrammars
 from .input_batch import InputBatch, StepInputs
 from .logprobs import prompt_logprobs
 from .models.causal_lm import CausalLM
 from .pending_output import PendingOutput
-from .sampler import Sampler, SamplerOutput
+from .sampler import SamplerOutput, make_sampler
 from .sampling_state import SamplingState
 from .slot_mirror import SlotMirror
 
@@ -38,7 +40,12 @@ class ModelRunner:
     """Joins the input batch, the model and the sampler."""
 
     def __init__(
-        self, config: EngineConfig, device: torch.device, model: CausalLM, attention: AttentionBackend
+        self,
+        config: EngineConfig,
+        device: torch.device,
+        model: CausalLM,
+        attention: AttentionBackend,
+        grammars: GrammarCache,
     ) -> None:
         self._device = device
         self._model = model
@@ -47,7 +54,10 @@ class ModelRunner:
         self._sampling = SamplingState(
             config.scheduler.max_num_seqs, config.model.vocab_size, config.scheduler.max_model_len, device
         )
-        self._sampler = Sampler()
+        self._sampler = make_sampler(device)
+        self._compiled = grammars
+        self._grammars = RowGrammars(grammars, config.scheduler.max_num_seqs, config.model.vocab_size, device)
+        self._failures: dict[int, str] = {}
         self._wants_prompt_logprobs: dict[int, NewRequest] = {}
         self._replay: DecodeReplay | None = None
 
@@ -61,7 +71,7 @@ class ModelRunner:
         if self._replay is not None and not output.chunks and len(self._inputs.decodes) <= self._replay.largest:
             slots = self._inputs.advance_decodes()
             drawn = self._draw(*self._replay.run(slots), slots)
-            return PendingOutput(output.step, drawn, [], self._device).wait
+            return PendingOutput(output.step, drawn, [], self._device, self._failures).wait
         step = self._inputs.advance(output.chunks)
         plan = self._attention.plan(step.layout)
         hidden = self._model.forward(step.input_ids, step.layout.positions, self._attention, plan)
@@ -70,7 +80,7 @@ class ModelRunner:
             states = hidden if step.sampling_tokens is None else hidden[step.sampling_tokens]
             drawn = self._draw(self._model.raw_logits(states), step.draw_positions, step.sampling_slots)
         scores = self._prompt_logprobs(hidden, step, output) if self._wants_prompt_logprobs else []
-        return PendingOutput(output.step, drawn, scores, self._device).wait
+        return PendingOutput(output.step, drawn, scores, self._device, self._failures).wait
 
     def replay_decodes(self, replay: DecodeReplay) -> None:
         """From here on steps that only decode are replayed."""
@@ -84,10 +94,12 @@ class ModelRunner:
     def release(self, slot: int) -> None:
         """Forget what a slot held."""
         self._sampling.remove(slot)
+        self._grammars.remove(slot)
         self._inputs.release(slot)
         self._wants_prompt_logprobs.pop(slot, None)
 
     def _apply(self, output: SchedulerOutput) -> None:
+        self._failures = {}
         for slot in output.released:
             self.release(slot)
         for new in output.new:
@@ -98,17 +110,25 @@ class ModelRunner:
                 seed=new.seed,
                 prompt_token_ids=prompt,
                 output_token_ids=generated,
-                stop_token_ids=new.stop_token_ids,
+                # A grammar may be complete before min_tokens; then only its own row knows that the end must come.
+                stop_token_ids=new.stop_token_ids if new.grammar is None else [],
                 bad_words=new.bad_words,
             )
+            self._grammars.add(new)
             if new.params.prompt_logprobs is not None:
                 self._wants_prompt_logprobs[new.slot] = new
+        for spec in output.released_grammars:
+            self._compiled.release(spec)
         self._inputs.apply(output)
 
     def _draw(self, logits: torch.Tensor, positions: torch.Tensor, slots: np.ndarray) -> SamplerOutput:
         """Draw a token for each of ``slots`` from logits [S, V]; ``positions`` are those of the tokens drawn."""
-        drawn = self._sampler.sample(logits.float(), self._sampling.batch(slots), positions)
+        masks = self._grammars.masks(slots) if self._grammars.active else None
+        drawn = self._sampler.sample(logits, self._sampling.batch(slots), positions, masks)
         self._inputs.keep_drawn(slots, drawn.token_ids)
+        if masks is not None:
+            self._grammars.keep_drawn(slots, drawn.token_ids)
+            self._failures = masks.failures
         return drawn
 
     def _prompt_logprobs(self, hidden: torch.Tensor, step: StepInputs, output: SchedulerOutput) -> list[PromptLogprobs]:

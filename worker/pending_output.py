@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ..core.step import ModelRunnerOutput, PromptLogprobs, RowLogprobs
+from ..core.step import ModelRunnerOutput, PromptLogprobs, RowFailure, RowLogprobs
 from .logprobs import LogprobTensors
 from .sampler import SamplerOutput
 
@@ -11,12 +11,18 @@ from .sampler import SamplerOutput
 class PendingOutput:
     """Starts the copies when it is made, so that they run behind the step and beside the next; ``wait`` ends them."""
 
-    __slots__ = ("_event", "_logprobs", "_prompt_logprobs", "_step", "_tokens")
+    __slots__ = ("_event", "_failures", "_logprobs", "_prompt_logprobs", "_step", "_tokens")
 
     def __init__(
-        self, step: int, drawn: SamplerOutput | None, prompt_logprobs: list[PromptLogprobs], device: torch.device
+        self,
+        step: int,
+        drawn: SamplerOutput | None,
+        prompt_logprobs: list[PromptLogprobs],
+        device: torch.device,
+        failures: dict[int, str] | None = None,
     ) -> None:
         self._step = step
+        self._failures = [RowFailure(row, message) for row, message in (failures or {}).items()]
         self._prompt_logprobs = prompt_logprobs
         self._tokens: torch.Tensor | None = None
         self._logprobs: LogprobTensors | None = None
@@ -37,7 +43,7 @@ class PendingOutput:
             self._event.synchronize()
         tokens = np.empty(0, dtype=np.int32) if self._tokens is None else self._tokens.numpy()
         logprobs = [] if self._logprobs is None else _row_logprobs(self._logprobs)
-        return ModelRunnerOutput(self._step, tokens, logprobs, self._prompt_logprobs)
+        return ModelRunnerOutput(self._step, tokens, logprobs, self._prompt_logprobs, self._failures)
 
 
 def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:

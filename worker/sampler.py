@@ -1,7 +1,7 @@
 """Turns logits into tokens.
 
-For each row, in this order: raw log probabilities, allowed tokens, bad words, min_tokens, logit bias, penalties,
-temperature, min_p, top-k, top-p, draw. The steps themselves are in ``kernels.sampling``, along with the reasons why a
+For each row, in this order: raw log probabilities, grammar, allowed tokens, bad words, min_tokens, logit bias,
+penalties, temperature, min_p, top-k, top-p, draw. The steps themselves are in ``kernels.sampling``, along with the reasons why a
 row's result never depends on the other rows.
 """
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import sampling
+from .grammar_rows import RowMasks
 from .logprobs import LogprobTensors, drawn_logprobs
 from .sampling_batch import AllowedTokens, DrawGroup, SamplingBatch
 
@@ -28,14 +29,19 @@ class SamplerOutput:
 class Sampler:
     """Draws one token for each row. Holds nothing between steps: the requests' state is in the ``SamplingBatch``."""
 
-    def sample(self, logits: Tensor, batch: SamplingBatch, positions: Tensor) -> SamplerOutput:
+    def sample(
+        self, logits: Tensor, batch: SamplingBatch, positions: Tensor, masks: RowMasks | None = None
+    ) -> SamplerOutput:
         """Draws, and records the tokens in the history of those rows that need it, without waiting for the device.
 
-        ``logits``: float32 [S, V]; not changed. ``positions``: int64 [S], the number of tokens before the one drawn.
+        ``logits``: [S, V], float32 or what the model computes in; not changed. ``positions``: int64 [S], the number of tokens before the one drawn.
         A request's positions are drawn one after another, each once. Rows at a temperature of at most 1e-5 take the
-        best token, the lowest id winning a tie. A row whose tokens are all masked gives token 0.
+        best token, the lowest id winning a tie. A row whose tokens are all masked gives token 0. ``masks``: what
+        grammars allow in this step.
         """
-        changed = self._apply_features(logits.clone(), batch, positions) if batch.changes_logits else logits
+        changed = logits
+        if masks is not None or batch.changes_logits:
+            changed = self._apply_features(logits.to(torch.float32, copy=True), batch, positions, masks)
         token_ids = self._draw(changed, batch, positions)
         tracked = batch.tracked
         if tracked is not None:
@@ -44,11 +50,18 @@ class Sampler:
         asked = batch.logprobs
         if asked is None:
             return SamplerOutput(token_ids, None)
-        logprobs = drawn_logprobs(logits, token_ids, asked.rows, asked.host_rows, asked.counts)
+        logprobs = drawn_logprobs(logits.float(), token_ids, asked.rows, asked.host_rows, asked.counts)
         return SamplerOutput(token_ids, logprobs)
 
-    def _apply_features(self, logits: Tensor, batch: SamplingBatch, positions: Tensor) -> Tensor:
+    def _apply_features(
+        self, logits: Tensor, batch: SamplingBatch, positions: Tensor, masks: RowMasks | None = None
+    ) -> Tensor:
         """Masks, biases and penalties, in place."""
+        kept: Tensor | None = None
+        if masks is not None:
+            sampling.keep_bits(logits, masks.rows, masks.bits)
+            if batch.banned is not None or batch.bad_words is not None:
+                kept = logits[masks.rows]
         if batch.allowed is not None:
             _keep_allowed(logits, batch.allowed)
         if batch.banned is not None:
@@ -58,6 +71,10 @@ class Sampler:
             tokens = batch.history.tokens
             place = (words.pool_rows, tokens, positions[words.rows], words.output_starts)
             sampling.mask_bad_words(logits, words.rows, words.last, words.prefixes, words.prefix_lengths, *place)
+        if masks is not None and kept is not None:
+            # Where a grammar leaves nothing but bad words, one of them comes: the shape was promised.
+            rows = logits[masks.rows]
+            logits[masks.rows] = torch.where(rows.amax(dim=1, keepdim=True) == -torch.inf, kept, rows)
         delayed = batch.delayed
         if delayed is not None:
             sampling.mask_where(logits, delayed.rows, delayed.tokens, positions[delayed.rows] < delayed.starts)
@@ -78,6 +95,7 @@ class Sampler:
     def _draw(self, logits: Tensor, batch: SamplingBatch, positions: Tensor) -> Tensor:
         if batch.num_greedy == batch.num_rows:
             return sampling.greedy(logits)
+        logits = logits.float()
         noise = sampling.uniform(batch.seeds, positions)
         # In a mixture, the best token of every row is cheaper than picking out the greedy rows.
         token_ids = sampling.greedy(logits) if batch.num_greedy else torch.empty_like(positions)
@@ -99,3 +117,12 @@ def _keep_allowed(logits: Tensor, allowed: AllowedTokens) -> None:
     kept = logits[allowed.entry_rows, allowed.entry_tokens]
     logits[allowed.rows] = -torch.inf
     logits[allowed.entry_rows, allowed.entry_tokens] = kept
+
+
+def make_sampler(device: torch.device) -> Sampler:
+    """The sampler for a device."""
+    if device.type != "cuda":
+        return Sampler()
+    from .fused_sampler import FusedSampler  # needs Triton, which comes with a CUDA build of torch
+
+    return FusedSampler()

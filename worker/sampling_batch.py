@@ -32,6 +32,20 @@ class DrawGroup:
 
 
 @dataclass(slots=True, frozen=True)
+class RowParameters:
+    """How each of the S rows is drawn, for kernels that take all rows in one launch."""
+
+    temperature: Tensor
+    """float32 [S]"""
+    top_k: Tensor
+    """int64 [S], 1 to V; V keeps all."""
+    top_p: Tensor
+    """float64 [S]"""
+    min_p: Tensor
+    """float32 [S]"""
+
+
+@dataclass(slots=True, frozen=True)
 class AllowedTokens:
     """For the distinct ``rows``, only the pairs (entry row, entry token) may be drawn."""
 
@@ -119,6 +133,7 @@ class SamplingBatch:
     num_greedy: int
     draws: tuple[DrawGroup, ...]
     """The rows that are not greedy."""
+    row_parameters: RowParameters
     allowed: AllowedTokens | None
     banned: BannedTokens | None
     bad_words: BadWords | None

@@ -16,11 +16,13 @@ from .sampling_batch import (
     DrawGroup,
     LogprobRows,
     Penalties,
+    RowParameters,
     SamplingBatch,
     TokenBiases,
     TrackedRows,
 )
 from .token_history import TokenHistory
+from .transfer import to_device
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures up to this one are greedy: dividing by less would turn logits into infinities."""
@@ -158,6 +160,12 @@ class SamplingState:
             seeds=self._tensor(self._seed[slots]),
             num_greedy=int(greedy.sum()),
             draws=tuple(self._draw_groups(slots, ~greedy & ~filters) + self._draw_groups(slots, ~greedy & filters)),
+            row_parameters=RowParameters(
+                temperature=self._tensor(self._temperature[slots]),
+                top_k=self._tensor(self._top_k[slots]),
+                top_p=self._tensor(self._top_p[slots]),
+                min_p=self._tensor(self._min_p[slots]),
+            ),
             allowed=self._build_allowed(slots),
             banned=self._build_banned(slots),
             bad_words=self._build_bad_words(slots),
@@ -271,7 +279,7 @@ class SamplingState:
         return self._tensor(entry_rows), self._tensor(np.concatenate(lists))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.as_tensor(array, device=self._device)
+        return to_device(np.ascontiguousarray(array), self._device)
 
 
 def _rows_with(slots: np.ndarray, feature: Mapping[int, object]) -> list[int]:

@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from .transfer import to_device
+
 
 class SlotMirror:
     """On a CPU there is nothing to copy: the host's arrays are the device's."""
@@ -46,7 +48,7 @@ class DeviceSlotMirror(SlotMirror):
             return
         changes = np.stack((np.concatenate(self._places), np.concatenate(self._values)))
         self._places, self._values = [], []
-        places, values = torch.from_numpy(changes).pin_memory().to(self._device, non_blocking=True)
+        places, values = to_device(changes, self._device)
         self.block_table.view(-1)[places] = values.to(torch.int32)
 
     def computed(self, slots: torch.Tensor, counts: torch.Tensor) -> None:

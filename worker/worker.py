@@ -11,10 +11,12 @@ import torch
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigurationError
+from ..core.grammar import GrammarSpec
 from ..core.sampling_params import SamplingParams
 from ..core.step import Chunk, ModelRunnerOutput, NewRequest, SchedulerOutput
 from .attention.backend import AttentionBackend
 from .attention.selection import select_backend
+from .grammar_cache import GrammarCache, Vocabulary
 from .loader.loader import load_model
 from .model_runner import ModelRunner
 from .models.causal_lm import CausalLM
@@ -37,6 +39,7 @@ class Worker:
         self._model: CausalLM | None = None
         self._attention: AttentionBackend | None = None
         self._runner: ModelRunner | None = None
+        self._grammars = GrammarCache()
         self._ledger: dict[str, int] = {}
 
     def _open_device(self) -> torch.device:
@@ -79,7 +82,7 @@ class Worker:
         """Bytes that the largest step takes beside weights and cache: it is run, over a cache of nothing."""
         assert self._attention is not None and self._model is not None
         self._attention.allocate(2)
-        runner = ModelRunner(self._config, self._device, self._model, self._attention)
+        runner = ModelRunner(self._config, self._device, self._model, self._attention, self._grammars)
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         runner.launch(self._largest_step())()
@@ -112,7 +115,7 @@ class Worker:
         memory ledger in bytes."""
         assert self._attention is not None and self._model is not None
         self._attention.allocate(num_blocks)
-        self._runner = ModelRunner(self._config, self._device, self._model, self._attention)
+        self._runner = ModelRunner(self._config, self._device, self._model, self._attention, self._grammars)
         self._warm_up()
         if self._device.type == "cuda" and self._attention.name != "torch":
             self._record_decodes()
@@ -151,8 +154,26 @@ class Worker:
         assert self._runner is not None
         return self._runner.launch(output)
 
+    def provide_vocabulary(
+        self, token_bytes: list[bytes], special_ids: list[int], end_ids: list[int], definition: str
+    ) -> None:
+        """What the tokens stand for, for grammars; see ``Vocabulary``."""
+        self._grammars.provide(
+            Vocabulary(token_bytes=token_bytes, special_ids=special_ids, end_ids=end_ids, definition=definition)
+        )
+
+    def start_grammar(self, kind: str, text: str) -> str | None:
+        """Compile a grammar in the background, and keep it until a step releases it. Returns ``grammar_state``."""
+        self._grammars.start(GrammarSpec(kind, text))
+        return self.grammar_state(kind, text)
+
+    def grammar_state(self, kind: str, text: str) -> str | None:
+        """None while it compiles, then "" or what is wrong with it."""
+        return self._grammars.state(GrammarSpec(kind, text))
+
     def close(self) -> None:
         """Drop the model and the cache."""
+        self._grammars.close()
         self._runner = self._attention = self._model = None
 
 

@@ -104,13 +104,12 @@ def test_messages_must_be_a_list_of_messages(messages: str) -> None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (CHAT, '"tools":[{"type":"function","function":{"name":"f"}}]'), (CHAT, '"tool_choice":"required"'),
-        (CHAT, '"response_format":{"type":"json_object"}'), (CHAT, '"reasoning_effort":"high"'),
+        (CHAT, '"guided_whitespace_pattern":" "'), (CHAT, '"function_call":"f"'),
         (CHAT, '"modalities":["text","audio"]'), (CHAT, '"audio":{"voice":"x"}'), (CHAT, '"store":true'),
-        (CHAT, '"functions":[{"name":"f"}]'), (CHAT, '"best_of":2'), (CHAT, '"guided_json":{}'),
-        (CHAT, '"structured_outputs":{"choice":["a"]}'), (CHAT, '"chat_template":"{{ 1 }}"'),
+        (CHAT, '"functions":[{"name":"f"}]'), (CHAT, '"best_of":2'),
+        (CHAT, '"chat_template":"{{ 1 }}"'),
         (COMPLETIONS, '"suffix":"x"'), (COMPLETIONS, '"best_of":2'), (COMPLETIONS, '"best_of":true'),
-        (COMPLETIONS, '"guided_regex":"a+"'), (COMPLETIONS, '"use_beam_search":true'), (COMPLETIONS, '"suffix":NaN'),
+        (COMPLETIONS, '"use_beam_search":true'), (COMPLETIONS, '"suffix":NaN'),
         (COMPLETIONS, '"length_penalty":1e400'),
     ],
 )  # fmt: skip

@@ -1,9 +1,12 @@
 """Metrics: names, sums, and a text that Prometheus' own parser takes."""
 
+import re
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from stub_app import StubApp, run
-from stub_engine import make_config
+from stub_engine import StubEngine, make_config
 
 from octavo.api.metrics import Metrics, token_buckets
 from octavo.core.stats import FinishedRequestStats, SchedulerStats
@@ -49,7 +52,10 @@ prompt_tokens_cached_total generation_tokens_total request_success_total{stop} r
 request_success_total{abort} prefix_cache_queries_total prefix_cache_hits_total time_to_first_token_seconds_count
 inter_token_latency_seconds_count request_time_per_output_token_seconds_count e2e_request_latency_seconds_count
 request_queue_time_seconds_count request_prefill_time_seconds_count request_decode_time_seconds_count
-request_prompt_tokens_count request_generation_tokens_count iteration_tokens_total_count step_time_seconds_count"""
+request_prompt_tokens_count request_generation_tokens_count iteration_tokens_total_count step_time_seconds_count
+engine_restarts_total requests_rejected_total{unauthorized} requests_rejected_total{overloaded}
+requests_rejected_total{client_gone} requests_rejected_total{unavailable} requests_rejected_total{invalid}
+requests_rejected_total{failed}"""
 
 
 def test_every_series_is_there_from_the_start_at_zero() -> None:
@@ -77,6 +83,63 @@ def test_an_engine_that_restarts_does_not_make_counters_fall() -> None:
     metrics.record_step(step(num_preemptions=5))
     metrics.record_step(step(num_preemptions=2))
     assert values(metrics)["octavo:num_preemptions_total"] == 7
+
+
+def test_an_engine_that_counts_its_steps_anew_is_a_restart() -> None:
+    metrics = make_metrics()
+    for number in (1, 2, 3, 1, 2):
+        metrics.record_step(step(step=number))
+    assert values(metrics)["octavo:engine_restarts_total"] == 1
+
+
+def test_answers_with_an_error_are_counted_by_their_kind() -> None:
+    metrics = make_metrics()
+    for status in (200, 400, 404, 413, 401, 429, 499, 503, 500):
+        metrics.record_status(status)
+    found = values(metrics)
+    kinds = {"invalid": 3, "unauthorized": 1, "overloaded": 1, "client_gone": 1, "unavailable": 1, "failed": 1}
+    assert {kind: found[f"octavo:requests_rejected_total{{{kind}}}"] for kind in kinds} == kinds
+
+
+def test_probes_are_no_refusals() -> None:
+    app = StubApp(StubEngine(status="loading"))
+    for path in ("/health", "/ready", "/v1/nowhere"):
+        run(app.get(path))
+    text = app.metrics.render().decode()
+    assert 'requests_rejected_total{model_name="stub-model",reason="unavailable"} 0.0' in text
+    assert 'requests_rejected_total{model_name="stub-model",reason="invalid"} 1.0' in text
+
+
+def test_the_text_keeps_the_rules_of_the_format() -> None:
+    """What promtool's check looks for, over the text itself as well as over what the parser makes of it."""
+    metrics = make_metrics()
+    metrics.record_first_token(0.1)
+    metrics.record_tokens(2, 0.1)
+    metrics.record_finished(finished())
+    metrics.record_step(step())
+    text = metrics.render().decode()
+    assert text.endswith("\n") and "NaN" not in text
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    names = [(sample.name, tuple(sorted(sample.labels.items()))) for family in families for sample in family.samples]
+    assert len(set(names)) == len(names), "a series is there twice"
+    for family in families:
+        assert family.name.startswith("octavo:") and re.fullmatch(r"octavo:[a-z][a-z0-9_]*", family.name)
+        assert family.documentation.endswith(".") and family.type in ("gauge", "counter", "histogram")
+        if family.type == "counter":
+            assert all(sample.name == f"{family.name}_total" for sample in family.samples)
+        if family.type == "histogram":
+            check_histogram(family.samples)
+
+
+def check_histogram(samples: list[Sample]) -> None:
+    buckets = [sample for sample in samples if sample.name.endswith("_bucket")]
+    bounds = [float(sample.labels["le"]) for sample in buckets]
+    counts = [sample.value for sample in buckets]
+    assert bounds == sorted(set(bounds)) and bounds[-1] == float("inf")
+    assert counts == sorted(counts)
+    (count,) = [sample.value for sample in samples if sample.name.endswith("_count")]
+    assert counts[-1] == count
 
 
 def test_a_finished_request_is_counted_once_in_every_histogram() -> None:

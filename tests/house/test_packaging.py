@@ -112,6 +112,7 @@ def test_the_front_door_offers_exactly_the_public_names() -> None:
         "RequestOutput",
         "RequestOutputKind",
         "SamplingParams",
+        "StructuredOutputs",
         "__version__",
     }
     for name in octavo.__all__:

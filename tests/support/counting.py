@@ -40,6 +40,11 @@ def folders(pid: int | None = None) -> list[Path]:
     return sorted(Path(tempfile.gettempdir()).glob(f"octavo-{owner}-*"))
 
 
+def orphaned_folders() -> set[Path]:
+    """Socket folders whose process is gone. (Other programs of this machine have folders, too.)"""
+    return {folder for folder in folders() if gone(int(folder.name.split("-")[1]))}
+
+
 def shared_memory() -> set[str]:
     """Names in /dev/shm."""
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()

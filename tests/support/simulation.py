@@ -5,6 +5,7 @@ import numpy as np
 from octavo.core.config import CacheConfig, DeviceConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from octavo.core.engine_input import EngineCoreRequest
 from octavo.core.engine_output import EngineCoreOutputs
+from octavo.core.grammar import GrammarSpec
 from octavo.core.model_config import ModelConfig, RopeConfig
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.startup import StartupTimeline
@@ -77,6 +78,7 @@ class Simulation:
         salt: str | None = None,
         client: int = 0,
         output: list[int] | None = None,
+        grammar: GrammarSpec | None = None,
         **params: object,
     ) -> None:
         """Hand in a request, as a client's message would."""
@@ -92,6 +94,7 @@ class Simulation:
             arrival_time=0.0,
             eos_token_ids=eos or [],
             cache_salt=salt,
+            grammar=grammar,
         )
         self.outputs[handle] = []
         self.core.add_request(self.core.prepare(message))

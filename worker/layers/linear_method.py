@@ -66,6 +66,24 @@ class PlainLinear(LinearOperator):
         return self.weight is weight
 
 
+class FewRowsLinear(PlainLinear):
+    """A CUDA GPU's product: a kernel of our own for the few rows where cuBLAS leaves memory bandwidth unused."""
+
+    __slots__ = ("few_rows", "matrix_vector")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        from ...kernels.triton.matrix_vector import MAX_ROWS, matrix_vector
+
+        super().__init__(weight, bias)
+        self.few_rows = MAX_ROWS
+        self.matrix_vector = matrix_vector
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > self.few_rows:
+            return linear(x, self.weight, self.bias)
+        return self.matrix_vector(x, self.weight, self.bias)
+
+
 class PackedLinear(LinearOperator):
     """A bfloat16 weight in oneDNN's blocked order."""
 
@@ -119,6 +137,15 @@ class PlainLinearMethod(LinearMethod):
         return PlainLinear(weight, bias)
 
 
+class FewRowsLinearMethod(LinearMethod):
+    """Keeps weights as they are, for a CUDA GPU."""
+
+    name = "plain, own kernel for few rows"
+
+    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearOperator:
+        return FewRowsLinear(weight, bias)
+
+
 class PackedLinearMethod(LinearMethod):
     """Packs bfloat16 weights for the CPU."""
 
@@ -154,6 +181,8 @@ def choose_linear_method(config: EngineConfig, device: torch.device) -> LinearMe
     dense: LinearMethod = PlainLinearMethod()
     if on_cpu and config.model.dtype == "bfloat16" and packing_supported():
         dense = PackedLinearMethod()
+    if device.type == "cuda" and config.model.dtype != "float32":
+        dense = FewRowsLinearMethod()
     if config.model.quantization is None:
         return dense
     if config.model.quantization != "int8":

@@ -1,0 +1,120 @@
+"""How a server's model writes calls and reasoning, and so how the answer of each request is to be read."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.errors import RequestError, UnsupportedFieldError
+from ..core.grammar import JSON_SCHEMA, StructuredOutputs
+from .answer_splitter import AnswerSplitter
+from .chat_template import ChatTemplate
+from .reasoning import ReasoningFormat, ReasoningMachine, reasoning_format
+from .server_args import ServerArgs
+from .tools.forced import ForcedCallParser
+from .tools.mixed_grammar import answer_or_calls
+from .tools.registry import tool_parser_class
+from .tools.tool_parser import ToolParser
+from .tools.tool_use import ToolUse
+
+if TYPE_CHECKING:
+    from ..engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """What one request says about how its answer is to be read."""
+
+    tools: ToolUse | None
+    include_reasoning: bool
+    constrained: bool
+    """A grammar holds from the first token on, so there is no reasoning."""
+    open_text: str = ""
+    """Text of the message that the answer continues, if it does."""
+
+
+class AnswerPlan:
+    """What is the same for all answers of one server. Made at its start."""
+
+    def __init__(self, args: ServerArgs, template: ChatTemplate | None, tokenizer: "Tokenizer | None") -> None:
+        """Raises ``ConfigurationError`` for a parser that does not exist."""
+        source = "" if template is None else template.source
+        self.tool_parser: type[ToolParser] | None = tool_parser_class(args.tool_call_parser, source)
+        self.reasoning: ReasoningFormat | None = reasoning_format(args.reasoning_parser, source)
+        self._special = (
+            frozenset() if tokenizer is None else frozenset(map(tokenizer.token_text, sorted(tokenizer.special_ids)))
+        )
+        self._end_of_reasoning: int | None = None
+        if self.reasoning is not None and tokenizer is not None:
+            ids = tokenizer.encode(self.reasoning.closing, add_special_tokens=False)
+            self._end_of_reasoning = ids[0] if len(ids) == 1 else None
+
+    def check(self, tools: ToolUse | None) -> None:
+        """Raises ``UnsupportedFieldError`` for tools on a server that has them switched off."""
+        if tools is not None and tools.mode != "none" and self.tool_parser is None:
+            raise UnsupportedFieldError(
+                "tools is not supported: this server runs with --tool-call-parser none", "tools"
+            )
+
+    def constraint(
+        self, tools: ToolUse | None, given: StructuredOutputs | None, loose: bool = False
+    ) -> StructuredOutputs | None:
+        """What the whole answer is held to: the call that is forced, or ``given``, the request's own constraint.
+
+        JSON that a request asks for leaves calls possible where the format of calls allows it. ``loose``: see
+        ``ToolUse.answer_schema``.
+        """
+        if tools is None or tools.mode == "none":
+            return given
+        if tools.forced:
+            return StructuredOutputs(json=tools.answer_schema(loose))
+        frame = None if self.tool_parser is None else self.tool_parser.frame
+        if given is None or frame is None:
+            return given
+        try:
+            spec = given.spec()
+            mixed = StructuredOutputs(grammar=answer_or_calls(spec.text, tools, frame))
+        except RequestError:
+            return given  # what is wrong with it is told where it is compiled
+        return mixed if spec.kind == JSON_SCHEMA else given
+
+    def needs_special_tokens(self, request: AnswerRequest) -> bool:
+        """True if the markup to be read is special tokens, which the text is usually without."""
+        markers: tuple[str, ...] = ()
+        if self._reads_calls(request) and self.tool_parser is not None:
+            markers += self.tool_parser.markers
+        if self._reads_reasoning(request) and self.reasoning is not None:
+            markers += (self.reasoning.opening, self.reasoning.closing)
+        return not self._special.isdisjoint(markers)
+
+    def splitters(self, request: AnswerRequest, prompt: str, count: int) -> list[AnswerSplitter] | None:
+        """One for each of ``count`` completions of ``prompt``; None if their text is nothing but content."""
+        reasons = self._reads_reasoning(request)
+        calls = self._reads_calls(request)
+        if reasons and self.reasoning is not None:
+            reasons = self.reasoning.state_after(prompt, request.open_text) != "closed"
+        if not reasons and not calls:
+            return None
+        return [self._splitter(request, prompt, reasons, calls) for _ in range(count)]
+
+    def _reads_calls(self, request: AnswerRequest) -> bool:
+        return request.tools is not None and request.tools.mode != "none" and self.tool_parser is not None
+
+    def _reads_reasoning(self, request: AnswerRequest) -> bool:
+        forced = request.tools is not None and request.tools.forced
+        return self.reasoning is not None and not request.constrained and not forced
+
+    def _splitter(self, request: AnswerRequest, prompt: str, reasons: bool, calls: bool) -> AnswerSplitter:
+        machine: ReasoningMachine | None = None
+        if reasons and self.reasoning is not None:
+            machine = ReasoningMachine(self.reasoning, self.reasoning.state_after(prompt, request.open_text))
+        parser: ToolParser | None = None
+        if calls and self.tool_parser is not None and request.tools is not None:
+            parser = self.tool_parser(request.tools.schemas)
+            if request.tools.forced:
+                parser = ForcedCallParser(request.tools.schemas, request.tools.named, parser)
+        return AnswerSplitter(
+            machine,
+            parser,
+            one_call=request.tools is not None and (not request.tools.parallel or request.tools.named is not None),
+            show_reasoning=request.include_reasoning,
+            end_of_reasoning=self._end_of_reasoning,
+        )

@@ -1,0 +1,194 @@
+"""``/v1/responses``: create, retrieve, delete, cancel, and the input items of a kept response."""
+
+import logging
+import time
+import uuid
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...core.errors import ContextLengthError, RequestError, UnsupportedFieldError
+from ..body import BodyParser
+from ..chat import ChatOptions
+from ..context import ServerContext
+from ..generation import Generation
+from ..generation_endpoints import GenerationEndpoints
+from ..protocol import ChatMessage
+from ..request_log import RequestLog
+from ..service_endpoints import json_response
+from ..streaming import CollectedResponse, EventStreamResponse
+from .dialect import ResponseBuilder, ResponseCollector, ResponseStream
+from .fields import RESPONSES_FIELDS
+from .items import chat_messages, given_items, item_dicts
+from .protocol import DeletedResponse, InputItem, ItemList, ResponseObject, ResponsesRequest
+from .request import chat_request, check_request, own_names, told_reasoning, told_text, told_tool_choice, top_logprobs
+from .store import ResponseStore, StoredResponse
+
+logger = logging.getLogger(__name__)
+
+
+class ResponseEventStream(EventStreamResponse):
+    """A streamed response: an error becomes its last events."""
+
+    # This API has no event for it; every client of server-sent events skips comments.
+    idle_chunk = b": still here\n\n"
+
+    def __init__(
+        self,
+        generation: Generation,
+        writer: ResponseStream,
+        context: ServerContext,
+        log: RequestLog,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(generation, writer, context.open_requests, log, headers)
+        self._stream = writer
+
+    def error_chunk(self, error: Exception) -> bytes:
+        """See ``EventStreamResponse``."""
+        return self._stream.fail(error)
+
+
+class ResponsesEndpoints:
+    """The endpoints of the Responses API."""
+
+    def __init__(self, context: ServerContext, generation: GenerationEndpoints) -> None:
+        args = context.args
+        self._context = context
+        self._generation = generation
+        self._bodies = BodyParser(ResponsesRequest, RESPONSES_FIELDS, args.max_body_bytes, args.strict_fields)
+        self.store = ResponseStore(args.responses_store_size, args.responses_store_bytes)
+
+    async def create(self, request: Request) -> Response:
+        """Answer a conversation given as items."""
+        self._context.require_ready()
+        log = self._generation.request_log(request)
+        body = await self._bodies.parse(request)
+        asked = body.request
+        check_request(asked)
+        model = self._context.resolve_model(asked.model)
+        new = given_items(asked.input)
+        earlier: list[InputItem] = []
+        if asked.previous_response_id is not None:
+            earlier = self.store.get(asked.previous_response_id, "previous_response_id").conversation
+        response_id = f"resp_{uuid.uuid4().hex}"
+        messages = chat_messages(asked.instructions, earlier, new)
+        generation, options = await self._fitting_generation(asked, messages, response_id)
+        response = self._response(asked, response_id, model, generation)
+        builder = ResponseBuilder(response, generation, options.top_logprobs)
+
+        def keep(answer: ResponseObject) -> None:
+            if answer.store:
+                self.store.put(answer.id, StoredResponse.of(answer, [*earlier, *new], len(new)))
+
+        if asked.stream:
+            writer = ResponseStream(builder, keep)
+            return ResponseEventStream(generation, writer, self._context, log, body.headers)
+        collector = ResponseCollector(builder, keep)
+        return CollectedResponse(generation, collector, self._context.open_requests, log, body.headers)
+
+    async def retrieve(self, request: Request) -> Response:
+        """A kept response."""
+        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+            raise UnsupportedFieldError("stream is not supported here: a kept response is complete", "stream")
+        stored = self.store.get(request.path_params["response_id"], "response_id")
+        return Response(stored.body, media_type="application/json")
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a kept response."""
+        response_id = request.path_params["response_id"]
+        self.store.delete(response_id)
+        return json_response(DeletedResponse(id=response_id))
+
+    async def cancel(self, request: Request) -> Response:
+        """Always refused: only background responses can be cancelled, and there are none here."""
+        self.store.get(request.path_params["response_id"], "response_id")
+        raise RequestError(
+            "only a response created with background true can be cancelled, which this server does not offer; "
+            "close the connection of a running request instead",
+            "response_id",
+        )
+
+    async def input_items(self, request: Request) -> Response:
+        """What a kept response was asked, newest first unless ``order=asc``."""
+        response_id = request.path_params["response_id"]
+        stored = self.store.get(response_id, "response_id")
+        items = item_dicts(stored.input_items, f"in_{response_id.removeprefix('resp_')}")
+        query = request.query_params
+        if query.get("order", "desc") != "asc":
+            items.reverse()
+        after = query.get("after")
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                raise RequestError(f"after is {after[:128]!r}, which is none of the items", "after")
+            items = items[places[0] + 1 :]
+        limit = query.get("limit", "20")
+        if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= 100):
+            raise RequestError(f"limit must be between 1 and 100, not {limit[:32]!r}", "limit")
+        page = items[: int(limit)]
+        ids = [item["id"] for item in page] or [None]
+        return json_response(
+            ItemList(data=page, first_id=ids[0], last_id=ids[-1], has_more=len(page) < len(items)),
+        )
+
+    async def _fitting_generation(
+        self, asked: ResponsesRequest, messages: list[ChatMessage], response_id: str
+    ) -> tuple[Generation, ChatOptions]:
+        """The generation; with truncation ``auto`` without as many of the oldest turns as do not fit the context."""
+        try:
+            return await self._start(asked, messages, response_id)
+        except ContextLengthError:
+            if asked.truncation != "auto":
+                raise
+            system = [message for message in messages[:1] if message.role == "system"]
+            turns = [index for index, message in enumerate(messages) if message.role == "user" and index > len(system)]
+            if not turns:
+                raise
+        # The fewest left out that fit: a binary search, since every try renders and tokenizes.
+        low, high = 0, len(turns) - 1
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                await self._start(asked, system + messages[turns[middle] :], response_id)
+                high = middle
+            except ContextLengthError:
+                low = middle + 1
+        logger.info("%s: truncation left out the %d oldest messages", response_id, turns[low] - len(system))
+        return await self._start(asked, system + messages[turns[low] :], response_id)
+
+    async def _start(
+        self, asked: ResponsesRequest, messages: list[ChatMessage], response_id: str
+    ) -> tuple[Generation, ChatOptions]:
+        try:
+            return await self._generation.chat_generation(chat_request(asked, messages), response_id)
+        except RequestError as error:
+            raise own_names(error) from error
+
+    def _response(
+        self, asked: ResponsesRequest, response_id: str, model: str, generation: Generation
+    ) -> ResponseObject:
+        """The response before anything was generated."""
+        params = generation.prompts[0].params
+        return ResponseObject(
+            id=response_id,
+            created_at=int(time.time()),
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            model=model,
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            previous_response_id=asked.previous_response_id,
+            prompt_cache_key=asked.prompt_cache_key,
+            reasoning=told_reasoning(asked),
+            safety_identifier=asked.safety_identifier,
+            store=asked.store is not False and self.store.enabled,
+            temperature=params.temperature,
+            text=told_text(asked),
+            tool_choice=told_tool_choice(asked),
+            tools=asked.tools or [],
+            top_logprobs=top_logprobs(asked) or 0,
+            top_p=params.top_p,
+            truncation=asked.truncation or "disabled",
+            user=asked.user,
+            metadata=asked.metadata or {},
+        )

@@ -1,0 +1,177 @@
+"""From items of a Responses conversation to the messages of a chat template.
+
+An assistant's turn is several items (reasoning, message, function calls), which become one message again. System and
+developer messages at the beginning, the request's ``instructions`` first, are joined into one: many templates take only
+one system message, and only there.
+"""
+
+from typing import Any
+
+import msgspec
+
+from ...core.errors import RequestError
+from ..chat import ROLES
+from ..protocol import ChatMessage, FunctionCall, ToolCall
+from .protocol import InputItem, InputPart, OutputItem
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
+
+_decode_items = msgspec.json.Decoder(list[InputItem]).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+def given_items(given: str | list[InputItem]) -> list[InputItem]:
+    """The ``input`` of a request as items. Raises ``RequestError`` if there are none."""
+    if isinstance(given, str):
+        return [InputItem(type="message", role="user", content=given)]
+    if not given:
+        raise RequestError("input must not be empty", "input")
+    return given
+
+
+def output_as_input(output: list[OutputItem]) -> list[InputItem]:
+    """What an answer said, as items of the conversation that goes on from it."""
+    return _decode_items(_encode_json(output))
+
+
+def item_dicts(items: list[InputItem], id_stem: str) -> list[dict[str, Any]]:
+    """Items as they are listed: each with its type and an id."""
+    dicts = []
+    for index, item in enumerate(items):
+        fields = msgspec.to_builtins(item)
+        if isinstance(item.content, str):
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            fields["content"] = [{"type": kind, "text": item.content}]
+        dicts.append({"type": "message", "id": f"{id_stem}_{index}", "status": "completed"} | fields)
+    return dicts
+
+
+def chat_messages(instructions: str | None, earlier: list[InputItem], new: list[InputItem]) -> list[ChatMessage]:
+    """The whole conversation as chat messages. Raises ``RequestError`` naming the item, an index into ``input``."""
+    gathering = _Gathering(instructions)
+    for item in earlier:
+        gathering.add(item, "input")
+    for index, item in enumerate(new):
+        gathering.add(item, f"input[{index}]")
+    return gathering.finish()
+
+
+class _Gathering:
+    """Gathers items into messages."""
+
+    def __init__(self, instructions: str | None) -> None:
+        self._system: list[str] = [instructions] if instructions else []
+        self._messages: list[ChatMessage] = []
+        self._turn: ChatMessage | None = None
+        """The assistant's turn that is being put together."""
+        self._calls: set[str] = set()
+
+    def add(self, item: InputItem, param: str) -> None:
+        kind = item.type or "message"
+        if kind == "message":
+            self._add_message(item, param)
+        elif kind == "reasoning":
+            self._add_reasoning(item, param)
+        elif kind == "function_call":
+            self._add_call(item, param)
+        elif kind == "function_call_output":
+            self._add_output(item, param)
+        else:
+            raise RequestError(
+                f"{param} has type {kind[:64]!r}; this server takes items of the types message, function_call, "
+                "function_call_output and reasoning",
+                f"{param}.type",
+            )
+
+    def finish(self) -> list[ChatMessage]:
+        self._end_turn()
+        if not self._system:
+            return self._messages
+        return [ChatMessage(role="system", content="\n\n".join(self._system)), *self._messages]
+
+    def _add_message(self, item: InputItem, param: str) -> None:
+        if item.role is None:
+            raise RequestError(f"{param}.role is required", f"{param}.role")
+        if item.role not in _MESSAGE_ROLES:
+            raise RequestError(
+                f"{param}.role must be one of {', '.join(_MESSAGE_ROLES)}, not {item.role[:64]!r}", f"{param}.role"
+            )
+        text = _text(item.content, f"{param}.content")
+        if item.role == "assistant":
+            turn = self._turn
+            if turn is None or turn.content or turn.tool_calls:
+                self._end_turn()
+                turn = self._open_turn()
+            turn.content = text
+            return
+        self._end_turn()
+        if item.role in ("system", "developer") and not self._messages:
+            self._system.append(text)
+        else:
+            self._messages.append(ChatMessage(role=item.role, content=text))
+
+    def _add_reasoning(self, item: InputItem, param: str) -> None:
+        # The thoughts themselves where they are told, else the summary; encrypted ones of another server say nothing.
+        parts = item.content or item.summary
+        text = _text(parts, f"{param}.content", ("reasoning_text", "summary_text")) if parts else ""
+        self._end_turn()
+        if text:
+            self._open_turn().reasoning_content = text
+
+    def _add_call(self, item: InputItem, param: str) -> None:
+        for name, value in (("call_id", item.call_id), ("name", item.name), ("arguments", item.arguments)):
+            if value is None:
+                raise RequestError(f"{param}.{name} is required", f"{param}.{name}")
+        call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name or "", arguments=item.arguments or ""))
+        turn = self._turn or self._open_turn()
+        turn.tool_calls = [*(turn.tool_calls or []), call]
+        self._calls.add(item.call_id or "")
+
+    def _add_output(self, item: InputItem, param: str) -> None:
+        if item.call_id is None:
+            raise RequestError(f"{param}.call_id is required", f"{param}.call_id")
+        if item.call_id not in self._calls:
+            raise RequestError(
+                f"{param}.call_id is {item.call_id[:64]!r}, which no function_call before it has; send the call "
+                "too, or previous_response_id",
+                f"{param}.call_id",
+            )
+        self._end_turn()
+        text = _text(item.output, f"{param}.output")
+        self._messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+
+    def _open_turn(self) -> ChatMessage:
+        self._turn = ChatMessage(role="assistant")
+        return self._turn
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            if turn.content is None and not turn.tool_calls:
+                turn.content = ""
+            self._messages.append(turn)
+
+
+def _text(content: str | list[InputPart] | None, param: str, kinds: tuple[str, ...] = _TEXT_PARTS) -> str:
+    """The text of a content, its parts joined with a newline."""
+    if content is None:
+        raise RequestError(f"{param} is required", param)
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise RequestError(f"{param} must be a text or have at least one part", param)
+    texts = []
+    for index, part in enumerate(content):
+        where = f"{param}[{index}]"
+        if part.type == "refusal" and part.refusal is not None:
+            texts.append(part.refusal)
+            continue
+        if part.type not in kinds:
+            raise RequestError(
+                f"{where} has type {part.type[:64]!r}; this server takes only text: {', '.join(kinds)}", f"{where}.type"
+            )
+        if part.text is None:
+            raise RequestError(f"{where}.text is required", f"{where}.text")
+        texts.append(part.text)
+    return "\n".join(texts)

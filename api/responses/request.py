@@ -1,0 +1,165 @@
+"""From a Responses request to a chat request: a conversation is the same thing in every dialect."""
+
+from typing import Any
+
+import msgspec
+
+from ...core.errors import RequestError, UnsupportedFieldError
+from ..protocol import ChatCompletionRequest, ChatMessage
+from ..sampling import rename_param
+from ..structured import JsonSchemaFormat, ResponseFormat
+from ..tools.tool_use import AllowedTools, FunctionDefinition, FunctionName, NamedTool, Tool, ToolChoice
+from .protocol import FunctionTool, GivenToolChoice, ReasoningOptions, ResponsesRequest, TextFormat
+
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+_MAX_METADATA = 16
+
+# Fields of a chat request under their names here, for the ``param`` of an error.
+_RENAMED = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "chat_template_kwargs",
+    "priority",
+    "cache_salt",
+)
+
+
+def check_request(asked: ResponsesRequest) -> None:
+    """What a chat request does not check. Raises ``RequestError``."""
+    for name in asked.include or []:
+        if name not in _INCLUDES:
+            raise RequestError(f"include holds {name[:64]!r}; offered: {', '.join(_INCLUDES)}", "include")
+    if asked.truncation not in (None, "disabled", "auto"):
+        raise RequestError(f"truncation must be 'auto' or 'disabled', not {asked.truncation[:64]!r}", "truncation")
+    if asked.stream_options is not None and not asked.stream:
+        raise RequestError("stream_options is only allowed with stream set to true", "stream_options")
+    if asked.text is not None and asked.text.verbosity not in (None, "medium"):
+        raise UnsupportedFieldError("text.verbosity is not supported by this server: leave it out", "text.verbosity")
+    _check_metadata(asked.metadata or {})
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > _MAX_METADATA:
+        raise RequestError(f"metadata has {len(metadata)} entries; at most {_MAX_METADATA} are allowed", "metadata")
+    for key, value in metadata.items():
+        if len(key) > 64 or len(value) > 512:
+            raise RequestError("metadata keys have at most 64 characters, values at most 512", "metadata")
+
+
+def top_logprobs(asked: ResponsesRequest) -> int | None:
+    """Alternatives per token; None: no log probabilities are wanted."""
+    if asked.top_logprobs or LOGPROBS in (asked.include or []):
+        return asked.top_logprobs or 0
+    return None
+
+
+def chat_request(asked: ResponsesRequest, messages: list[ChatMessage]) -> ChatCompletionRequest:
+    """The same question in the chat dialect. Raises ``RequestError``."""
+    alternatives = top_logprobs(asked)
+    same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
+    return ChatCompletionRequest(
+        messages=messages,
+        max_completion_tokens=asked.max_output_tokens,
+        logprobs=alternatives is not None,
+        top_logprobs=alternatives,
+        response_format=_response_format(asked.text.format if asked.text is not None else None),
+        tools=_tools(asked.tools),
+        tool_choice=_tool_choice(asked.tool_choice),
+        parallel_tool_calls=asked.parallel_tool_calls,
+        reasoning_effort=None if asked.reasoning is None else asked.reasoning.effort,
+        **same,
+    )
+
+
+def _response_format(given: TextFormat | None) -> ResponseFormat | None:
+    """The format of the text in the chat dialect, where a schema is one level deeper."""
+    if given is None:
+        return None
+    if given.type not in ("text", "json_object", "json_schema"):
+        raise RequestError(
+            f"text.format.type must be text, json_object or json_schema, not {given.type[:64]!r}", "text.format.type"
+        )
+    if given.type != "json_schema":
+        return ResponseFormat(type=given.type)
+    if given.schema is None:
+        raise RequestError("text.format.schema is required", "text.format.schema")
+    schema = JsonSchemaFormat(name=given.name, description=given.description, schema=given.schema, strict=given.strict)
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+def _tools(given: list[FunctionTool] | None) -> list[Tool] | None:
+    """Function tools in the chat dialect, where their fields are one level deeper."""
+    if not given:
+        return None
+    tools = []
+    for index, tool in enumerate(given):
+        if tool.type != "function":
+            raise UnsupportedFieldError(
+                f"tools[{index}] has type {tool.type[:64]!r}; this server takes only tools of type 'function'",
+                f"tools[{index}].type",
+            )
+        if tool.name is None:
+            raise RequestError(f"tools[{index}].name is required", f"tools[{index}].name")
+        function = FunctionDefinition(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+        tools.append(Tool(function=function))
+    return tools
+
+
+def _tool_choice(given: str | GivenToolChoice | None) -> str | ToolChoice | None:
+    """The choice in the chat dialect."""
+    if given is None or isinstance(given, str):
+        return given
+    if given.type == "allowed_tools":
+        named = [NamedTool(function=FunctionName(name=tool.name or "")) for tool in given.tools or []]
+        return ToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=given.mode or "auto", tools=named))
+    if given.type != "function" or given.name is None:
+        raise RequestError('tool_choice as an object must be {"type": "function", "name": ...}', "tool_choice")
+    return ToolChoice(function=FunctionName(name=given.name))
+
+
+def told_text(asked: ResponsesRequest) -> dict[str, Any]:
+    """The ``text`` of an answer: what was asked for."""
+    given = asked.text.format if asked.text is not None else None
+    return {"format": {"type": "text"} if given is None else msgspec.to_builtins(given), "verbosity": "medium"}
+
+
+def told_reasoning(asked: ResponsesRequest) -> dict[str, str | None]:
+    """The ``reasoning`` of an answer."""
+    given = asked.reasoning or ReasoningOptions()
+    return {"effort": given.effort, "summary": given.summary or given.generate_summary}
+
+
+def told_tool_choice(asked: ResponsesRequest) -> str | dict[str, Any]:
+    """The ``tool_choice`` of an answer."""
+    given = asked.tool_choice
+    if given is None:
+        return "auto"
+    return given if isinstance(given, str) else msgspec.to_builtins(given)
+
+
+def own_names(error: RequestError) -> RequestError:
+    """The same error, told with the field names of this dialect."""
+    param = error.param or ""
+    renamed = {param: param.replace(".function", "")} if param.startswith(("tools[", "tool_choice.")) else _RENAMED
+    return rename_param(error, renamed)

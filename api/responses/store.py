@@ -1,0 +1,111 @@
+"""Answers kept in memory, bounded in number and in bytes; the one used least recently goes first."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+
+from ...core.errors import RequestError
+from .items import output_as_input
+from .protocol import InputItem, ResponseObject
+
+_encode = msgspec.json.Encoder().encode
+_decode_items = msgspec.json.Decoder(list[InputItem]).decode
+
+
+class UnknownResponseError(RequestError):
+    """No such response is kept here; 404."""
+
+    status = 404
+    code = "response_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """One kept answer, as JSON: that is compact, and its size is known."""
+
+    body: bytes
+    """The answer, a ``ResponseObject``."""
+    context: bytes
+    """The items before it: its own input behind those of the responses that it goes on from."""
+    own_items: int
+    """How many of them, at the end, are its own input."""
+    output: bytes
+    """What it said, as items."""
+
+    @classmethod
+    def of(cls, answer: ResponseObject, context: list[InputItem], own_items: int) -> "StoredResponse":
+        """From an answer and the items that it answers."""
+        return cls(_encode(answer), _encode(context), own_items, _encode(output_as_input(answer.output)))
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.body) + len(self.context) + len(self.output)
+
+    @property
+    def input_items(self) -> list[InputItem]:
+        """Its own input."""
+        context = _decode_items(self.context)
+        return context[len(context) - self.own_items :]
+
+    @property
+    def conversation(self) -> list[InputItem]:
+        """Everything up to its end: what a response goes on from."""
+        return [*_decode_items(self.context), *_decode_items(self.output)]
+
+
+class ResponseStore:
+    """The kept answers of one server. At most ``max_count`` and ``max_bytes``; a count of 0 keeps none."""
+
+    def __init__(self, max_count: int, max_bytes: int) -> None:
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all kept answers."""
+        return self._bytes
+
+    @property
+    def enabled(self) -> bool:
+        """False: nothing is ever kept."""
+        return self._max_count > 0
+
+    def put(self, response_id: str, stored: StoredResponse) -> None:
+        """Keep an answer. One that alone is over the limit in bytes is not kept."""
+        if stored.size > self._max_bytes or not self.enabled:
+            return
+        self._kept[response_id] = stored
+        self._bytes += stored.size
+        while len(self._kept) > self._max_count or self._bytes > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.size
+
+    def get(self, response_id: str, param: str) -> StoredResponse:
+        """A kept answer, which counts as used. Raises ``UnknownResponseError``."""
+        stored = self._kept.get(response_id)
+        if stored is None:
+            raise self._unknown(response_id, param)
+        self._kept.move_to_end(response_id)
+        return stored
+
+    def delete(self, response_id: str) -> None:
+        """Forget an answer. Raises ``UnknownResponseError``."""
+        stored = self._kept.pop(response_id, None)
+        if stored is None:
+            raise self._unknown(response_id, "response_id")
+        self._bytes -= stored.size
+
+    def _unknown(self, response_id: str, param: str) -> UnknownResponseError:
+        why = (
+            f"it keeps the last {self._max_count} in memory (--responses-store-size)"
+            if self.enabled
+            else "it runs with --responses-store-size 0"
+        )
+        return UnknownResponseError(f"no response {response_id[:128]!r} is kept by this server: {why}", param)

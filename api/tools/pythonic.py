@@ -1,0 +1,100 @@
+"""Calls written as Python."""
+
+import json
+import re
+
+from .python_literals import literal_json
+from .text_machine import Steps
+from .tool_parser import MAX_NAME, ToolParser
+
+_OPENING, _CLOSING = "<|python_start|>", "<|python_end|>"
+_NAME_CHARACTER = re.compile(r"[-.\w]")
+_KEYWORD = re.compile(r"([-.\w]+)\s*=(?!=)\s*")
+_ENDS = (")", "]", "}", "")
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+
+
+class PythonicParser(ToolParser):
+    """``[f(a=1, b="text"), g()]`` with nothing before it: Llama 3.2 and 4, ToolACE and others.
+
+    Arguments are passed on one by one, as JSON. What is no Python literal becomes a text.
+    """
+
+    markers = (_OPENING, _CLOSING)
+    template_signs = ((_OPENING,), ("func_name1(params_name1=params_value1",))
+    known_names_only = True
+
+    def run(self) -> Steps[None]:
+        """See ``TextMachine``."""
+        space = []
+        while (character := (yield from self._peek())).isspace():
+            space.append(character)
+            self._at += 1
+        if character != "[" or not (yield from self._attempt(self._list())):
+            self._content("".join(space))
+        yield from self._calls_behind((_OPENING,), self._marked_list, (_CLOSING,))
+
+    def _marked_list(self) -> Steps[None]:
+        yield from self._skip(_OPENING)
+        yield from self._skip_space()
+        yield from self._list()
+
+    def _list(self) -> Steps[None]:
+        yield from self._expect("[")
+        yield from self._skip_space()
+        yield from self._call()
+        while (yield from self._skip_space()) == ",":
+            self._at += 1
+            yield from self._skip_space()
+            if not (yield from self._attempt(self._call())):
+                break
+        self._started = True  # the first one was a call
+        if (yield from self._peek()) == "]":
+            self._at += 1
+            yield from self._skip_space()
+            yield from self._skip(_CLOSING)
+
+    def _call(self) -> Steps[None]:
+        name = yield from self._word(_NAME_CHARACTER, MAX_NAME)
+        yield from self._expect("(")
+        self._start(name)
+        properties = self._tools.get(name, {}).get("properties")
+        positions = iter(properties if isinstance(properties, dict) else ())
+        opening = "{"
+        while (yield from self._skip_space()) not in _ENDS:
+            argument = yield from self._value()
+            if argument is None:
+                return  # cut within a value
+            found = _KEYWORD.match(argument)
+            key = found.group(1) if found else next(positions, None)
+            if key is not None:
+                value = argument[found.end() :] if found else argument
+                self._argue(f"{opening}{json.dumps(key, ensure_ascii=False)}: {_as_json(value.strip())}")
+                opening = ", "
+        if (yield from self._skip(*_ENDS[:-1])) is not None:
+            self._argue("{}" if opening == "{" else "}")
+
+    def _value(self) -> Steps[str | None]:
+        """The text of one value, up to the comma behind it (which is consumed) or the closing bracket. None: cut."""
+        characters: list[str] = []
+        depth = 0
+        quote = ""
+        escaped = False
+        while (character := (yield from self._peek())) != "":
+            if quote:
+                quote = "" if character == quote and not escaped else quote
+                escaped = character == "\\" and not escaped
+            elif character in "\"'":
+                quote = character
+            elif depth == 0 and character in ",)]}":
+                self._at += character == ","
+                return "".join(characters).strip()
+            else:
+                depth += _BRACKETS.get(character, 0)
+            characters.append(character)
+            self._at += 1
+        return None
+
+
+def _as_json(value: str) -> str:
+    return literal_json(value) or json.dumps(value, ensure_ascii=False)
