@@ -216,7 +216,7 @@ class RequestDoor:
         self._app = app
         self._metrics = metrics
         self._tracing = tracing
-        self._root_path = root_path
+        self._root_path = root_path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI interface."""
@@ -245,6 +245,6 @@ class RequestDoor:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            log_internal_error(error, f"unexpected error in {scope['method']} {scope['path']}")
+            log_internal_error(error, f"unexpected error in {scope['method']} {scope['path']!r}")
             if not started:
                 await error_response(error)(scope, receive, send_with_id)

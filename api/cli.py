@@ -22,15 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     An error that Octavo raises on purpose is one line on stderr; a traceback comes with it only under
     ``OCTAVO_LOGGING_LEVEL=DEBUG``. Exit codes: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C.
     """
-    from cyclopts import CycloptsError
-
-    app = build_app()
     try:
-        result = app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
-        sys.stdout.flush()
-        return result if isinstance(result, int) else 0
-    except CycloptsError as error:
-        return _fail(error, EXIT_USAGE)
+        return _run(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
         return _fail(error, EXIT_USAGE)
     except OctavoError as error:
@@ -41,6 +34,17 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader (head, less) has gone. Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
+
+
+def _run(arguments: list[str]) -> int:
+    from cyclopts import CycloptsError
+
+    try:
+        result = build_app()(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        return _fail(error, EXIT_USAGE)
+    sys.stdout.flush()
+    return result if isinstance(result, int) else 0
 
 
 def build_app() -> "App":

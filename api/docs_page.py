@@ -10,9 +10,12 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
 h2 { font-size: 1.1rem; margin-top: 2rem; border-top: 1px solid #ccc; padding-top: 1rem; }
 h2 b { color: #0a5; } h3 { margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } td, th { text-align: left; vertical-align: top; padding: .2rem .6rem; }
+table { border-collapse: collapse; width: 100%; }
+td { text-align: left; vertical-align: top; padding: .2rem .6rem; }
 tr:nth-child(even) { background: #f4f4f4; } code { font-size: .9em; }
-@media (prefers-color-scheme: dark) { body { background: #16181c; color: #e4e4e4; } tr:nth-child(even) { background: #22252b; } a { color: #8bf; } }
+@media (prefers-color-scheme: dark) {
+  body { background: #16181c; color: #e4e4e4; } tr:nth-child(even) { background: #22252b; } a { color: #8bf; }
+}
 """
 
 

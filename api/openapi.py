@@ -35,7 +35,7 @@ class RouteSchema:
             content[self.text] = {"schema": {"type": "string"}}
         if self.streams:
             content["text/event-stream"] = {
-                "schema": {"type": "string", "description": "Chunks as server-sent events, then data: [DONE]."}
+                "schema": {"type": "string", "description": "The answer as server-sent events."}
             }
         responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
         for status in self.errors:

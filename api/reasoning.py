@@ -114,5 +114,4 @@ class ReasoningMachine(TextMachine):
                 return
         self._at += len(self._tags.closing)
         self.state = "closed"
-        self._space = ""
         yield from self._skip_space()

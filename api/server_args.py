@@ -43,7 +43,7 @@ class ServerArgs:
     """Largest request body in bytes; a larger one is refused with status 413."""
 
     responses_store_size: int = 1000
-    """Answers of /v1/responses to keep in memory for previous_response_id; the least recently used go first. 0: none."""
+    """Answers of /v1/responses kept in memory for previous_response_id; the least recently used go first. 0: none."""
 
     responses_store_bytes: int = 64 * 1024 * 1024
     """Most bytes of those kept answers."""

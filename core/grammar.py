@@ -18,6 +18,10 @@ MAX_GRAMMAR_CHARACTERS = 256 * 1024
 
 MAX_CHOICE_OPTIONS = 10_000
 
+BLANKS = r"[ \n\r\t]{1,32}"
+"""What may stand between JSON's tokens. Any number of blanks would be legal, and a model can get lost in them; so many
+indent ten levels."""
+
 PARAM = "structured_outputs"
 """What errors call the field; each API renames it to its own."""
 
@@ -110,6 +114,12 @@ def _schema_text(schema: Any) -> str:
     return jsonlib.dumps(enforceable_schema(schema), ensure_ascii=False, separators=(",", ":"))
 
 
+def _embedded_schema(schema: Any) -> str:
+    """The same inside of a grammar, where options of the library can only be given in the schema itself."""
+    options = {"x-guidance": {"whitespace_pattern": BLANKS}}
+    return jsonlib.dumps(options | jsonlib.loads(_schema_text(schema)), ensure_ascii=False, separators=(",", ":"))
+
+
 def _decoded(text: str, what: str) -> Any:
     if len(text) > MAX_GRAMMAR_CHARACTERS:
         raise RequestError(f"{what} has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed", PARAM)
@@ -163,7 +173,7 @@ def _tag_grammar(given: Any, special_tokens: Collection[str]) -> str:
         trigger = next((text for text in tags.triggers if structure.begin.startswith(text)), None)
         if trigger is None:
             raise RequestError(f"structural_tag: no trigger begins {structure.begin[:100]!r}", PARAM)
-        rest, schema = structure.begin[len(trigger) :], _schema_text(structure.schema)
+        rest, schema = structure.begin[len(trigger) :], _embedded_schema(structure.schema)
         body = f"{quoted(rest) if rest else ''} %json {schema} {quoted(structure.end) if structure.end else ''}"
         if trigger in special_tokens:
             # One token that no text matches, so nothing has to be searched for.

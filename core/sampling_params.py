@@ -161,10 +161,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise RequestError(f"{name} has {len(texts)} entries; at most {limit} are allowed", name)
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = getattr(self, name)
+            if ids is not None and not isinstance(ids, list | tuple):
+                raise RequestError(f"{name} must be a list of token ids, not {type(ids).__name__}", name)
             if ids is not None and any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
                 raise RequestError(f"{name} must hold token ids, integers of at least 0", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputs, not {type(self.structured_outputs).__name__}",
+                "structured_outputs",
+            )
         if self.structured_outputs is not None and self.allowed_token_ids is not None:
             raise RequestError(
                 "allowed_token_ids and structured_outputs both say which tokens may come; give only one",
@@ -177,6 +184,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_logit_bias(self) -> None:
         if self.logit_bias is None:
             return
+        if not isinstance(self.logit_bias, dict):
+            raise RequestError(
+                f"logit_bias must map token ids to numbers, not be a {type(self.logit_bias).__name__}", "logit_bias"
+            )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError(
                 f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are allowed", "logit_bias"
@@ -184,5 +195,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise RequestError(f"logit_bias has {token!r} where a token id is expected", "logit_bias")
+            if isinstance(bias, bool) or not isinstance(bias, int | float):
+                raise RequestError(f"logit_bias of token {token} must be a number, not {bias!r}", "logit_bias")
             if not math.isfinite(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError(f"logit_bias of token {token} must be between -100 and 100", "logit_bias")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..core.engine_input import AbortRequests, EngineCoreInput, EngineCoreRequest, UtilityCall
 from ..core.engine_output import EngineCoreOutputs, Finished, UtilityResult
+from ..core.errors import EngineDeadError, EngineError
 from ..core.request import Request
 from .engine_core import EngineCore
 from .grammar_gate import GrammarReady
@@ -25,10 +26,10 @@ class EngineLoop:
         self.core = core
         self._emit = emit
         self._num_clients = num_clients
-        self._inputs: queue.SimpleQueue[Request | AbortRequests | UtilityCall | GrammarReady | None]
+        self._inputs: queue.SimpleQueue[Request | AbortRequests | UtilityCall | GrammarReady | EngineError | None]
         self._inputs = queue.SimpleQueue()
         core.on_grammar = self._inputs.put
-        self._stopped = False
+        core.executor.watch(self._fail)
 
     def receive(self, message: EngineCoreInput) -> None:
         """Take a message from a client, on the client's or the input thread. An error here is that request's error."""
@@ -45,6 +46,9 @@ class EngineLoop:
     def stop(self) -> None:
         """Let ``run`` return after the current step."""
         self._inputs.put(None)
+
+    def _fail(self, cause: str) -> None:
+        self._inputs.put(EngineDeadError(cause))
 
     def run(self) -> None:
         """Until ``stop``. An exception of the model or of our own code ends the loop: the state may be half changed."""
@@ -68,6 +72,8 @@ class EngineLoop:
                 item = self._inputs.get()
             if item is None:
                 return False
+            if isinstance(item, EngineError):
+                raise item
             self._apply(item)
             changed = True
 

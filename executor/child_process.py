@@ -84,6 +84,11 @@ class ChildProcess:
         """None while it runs; negative: the signal that ended it."""
         return self._process.returncode
 
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status, or None if it has none after so long."""
+        self._waiter.join(seconds)
+        return self.exit_code
+
     def stop(self, grace_seconds: float = 2.0) -> None:
         """Let it end by itself, then by force. Returns when it is gone. May be called twice."""
         self.release()

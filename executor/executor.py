@@ -1,6 +1,7 @@
 """The interface between the engine's loop and the workers that run the model."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..core.config import EngineConfig
@@ -28,6 +29,10 @@ class Executor(ABC):
     @abstractmethod
     def execute(self, output: SchedulerOutput) -> StepFuture:
         """Start a step. Returns at once; results are asked for in the order of the steps."""
+
+    def watch(self, on_failure: Callable[[str], None]) -> None:
+        """Have ``on_failure`` called with the cause, on any thread, when a worker is gone though nothing was asked of
+        it. Workers inside this process, the default here, cannot vanish alone."""
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -9,6 +9,7 @@ Every rank answers every call; only rank 0 answers a step, because all ranks dra
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,6 +25,9 @@ from .worker_messages import WorkerCall, WorkerError, WorkerResult, WorkerStep, 
 
 logger = logging.getLogger("octavo.executor")
 
+_REAP_SECONDS = 1.0
+"""From the end of a rank's ring to its exit status."""
+
 
 class _Rank:
     """A rank's process and the futures that wait for its answers, oldest first."""
@@ -35,6 +39,15 @@ class _Rank:
         self.waiting: deque[Future[Any]] = deque()
         self.lock = threading.Lock()
         self.dead: str | None = None
+        self._on_failure: Callable[[str], None] | None = None
+
+    def watch(self, on_failure: Callable[[str], None]) -> None:
+        """Have ``on_failure`` called when this rank is gone; at once, if it is."""
+        with self.lock:
+            self._on_failure = on_failure
+            dead = self.dead
+        if dead is not None:
+            on_failure(dead)
 
     def expect(self) -> Future[Any]:
         """A future for this rank's next answer."""
@@ -56,7 +69,7 @@ class _Rank:
                 _settle(future, reply, self.rank)
         except RingClosedError:
             self.process.release()
-            code = self.process.exit_code
+            code = self.process.wait(_REAP_SECONDS)
             status = describe_exit(code) if code is not None else "it closed its ring"
             self._fail(f"worker {self.rank} (pid {self.process.pid}) is gone: {status}")
 
@@ -64,8 +77,11 @@ class _Rank:
         with self.lock:
             self.dead = message
             waiting, self.waiting = self.waiting, deque()
+            on_failure = self._on_failure
         for future in waiting:
             future.set_exception(EngineDeadError(message))
+        if on_failure is not None:
+            on_failure(message)
 
 
 def _settle(future: Future[Any], reply: WorkerResult | WorkerStepResult | WorkerError, rank: int) -> None:
@@ -110,6 +126,10 @@ class MultiprocExecutor(Executor):
         except RingClosedError:
             causes = [rank.dead for rank in self._ranks if rank.dead is not None]
             raise EngineDeadError(causes[0] if causes else "a worker process is gone") from None
+
+    def watch(self, on_failure: Callable[[str], None]) -> None:
+        for rank in self._ranks:
+            rank.watch(on_failure)
 
     @property
     def pids(self) -> list[int]:

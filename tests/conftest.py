@@ -9,6 +9,10 @@ from hypothesis import settings
 # Before anything imports torch: OpenMP's threads spin while they wait otherwise, and starve the other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Read when a kernel's module is first imported: without a GPU kernels run in Triton's interpreter.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Switches of the developer's shell must not decide what a test sees. The cache of models stays where it is.
 for _name in [name for name in os.environ if name.startswith("OCTAVO_") and name != "OCTAVO_CACHE"]:
     del os.environ[_name]

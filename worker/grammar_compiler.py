@@ -10,7 +10,7 @@ import numpy as np
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from tokenizers import Tokenizer
 
-from ..core.grammar import JSON_SCHEMA, REGEX, GrammarSpec
+from ..core.grammar import BLANKS, JSON_SCHEMA, REGEX, GrammarSpec
 from .grammar_cache import GrammarError, Vocabulary
 
 Matcher = llguidance.LLMatcher
@@ -18,9 +18,6 @@ Matcher = llguidance.LLMatcher
 
 _SPECIAL = b"\xff"
 """How llguidance marks a token that is no text: this byte stands in no UTF-8."""
-
-# Any number of blanks is legal JSON, and a model can get lost in them. This many indent ten levels.
-_BLANKS = r"[ \n\r\t]{1,32}"
 
 _LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
 """A state takes 1 to 2 kB; the library's own limit would allow half a gigabyte for one grammar."""
@@ -102,7 +99,7 @@ def _limits() -> llguidance.LLParserLimits:
 
 def _library_grammar(spec: GrammarSpec) -> str:
     if spec.kind == JSON_SCHEMA:
-        return Matcher.grammar_from_json_schema(spec.text, overrides={"whitespace_pattern": _BLANKS})
+        return Matcher.grammar_from_json_schema(spec.text, overrides={"whitespace_pattern": BLANKS})
     if spec.kind == REGEX:
         return Matcher.grammar_from_regex(spec.text)
     if _GBNF_RULE.search(spec.text) is None:

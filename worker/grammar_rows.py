@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.step import NewRequest
 from .grammar_cache import GrammarCache, GrammarError
+from .transfer import to_device
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
@@ -141,8 +142,7 @@ class RowGrammars:
             self._settle(row, host_bits[index])
             if row.failure:
                 failures[int(places[index])] = row.failure
-        device_rows = torch.from_numpy(places).to(self._device, non_blocking=True)
-        return RowMasks(device_rows, bits.to(self._device, non_blocking=True), failures)
+        return RowMasks(to_device(places, self._device), bits.to(self._device, non_blocking=True), failures)
 
     def keep_drawn(self, slots: np.ndarray, token_ids: Tensor) -> None:
         """Remember what was drawn in these slots (device, int64 [S]), to go on from there in the next step."""
@@ -150,7 +150,7 @@ class RowGrammars:
         if len(places):
             rows = [self._rows[slot] for slot in slots[places].tolist()]
             everyone = len(places) == len(slots)
-            self._drawn = _Drawn(rows, token_ids if everyone else token_ids[torch.from_numpy(places).to(self._device)])
+            self._drawn = _Drawn(rows, token_ids if everyone else token_ids[to_device(places, self._device)])
 
     def _fill(self, matchers: "list[Matcher | None]", bits: Tensor) -> None:
         """Each matcher's mask into its row of ``bits``; rows without one are left undefined."""

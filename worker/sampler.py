@@ -1,8 +1,8 @@
 """Turns logits into tokens.
 
 For each row, in this order: raw log probabilities, grammar, allowed tokens, bad words, min_tokens, logit bias,
-penalties, temperature, min_p, top-k, top-p, draw. The steps themselves are in ``kernels.sampling``, along with the reasons why a
-row's result never depends on the other rows.
+penalties, temperature, min_p, top-k, top-p, draw. The steps themselves are in ``kernels.sampling``, along with the
+reasons why a row's result never depends on the other rows.
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ class Sampler:
     ) -> SamplerOutput:
         """Draws, and records the tokens in the history of those rows that need it, without waiting for the device.
 
-        ``logits``: [S, V], float32 or what the model computes in; not changed. ``positions``: int64 [S], the number of tokens before the one drawn.
-        A request's positions are drawn one after another, each once. Rows at a temperature of at most 1e-5 take the
-        best token, the lowest id winning a tie. A row whose tokens are all masked gives token 0. ``masks``: what
-        grammars allow in this step.
+        ``logits``: [S, V], float32 or what the model computes in; not changed. ``positions``: int64 [S], the number of
+        tokens before the one drawn. A request's positions are drawn one after another, each once. Rows at a temperature
+        of at most 1e-5 take the best token, the lowest id winning a tie. A row whose tokens are all masked gives token
+        0. ``masks``: what grammars allow in this step.
         """
         changed = logits
         if masks is not None or batch.changes_logits:

@@ -125,39 +125,14 @@ def decode_attention(
     group = num_heads // num_kv_heads
     programs = min(batch * MAX_CHUNKS * num_kv_heads, num_processors(query.device) * tiling.programs)
     _decode_attention_kernel[(programs,)](
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        seq_lens,
-        out,
-        scratch.outputs,
-        scratch.maxima,
-        scratch.sums,
-        scratch.arrived,
-        scratch.queue,
-        query.stride(0),
-        out.stride(0),
-        key_cache.stride(0),
-        block_table.stride(0),
-        batch,
-        window or 0,
-        tiling.min_tiles,
-        scale * _LOG2_E,
-        KV_HEADS=num_kv_heads,
-        GROUP=group,
-        ROWS=max(16, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim,
-        DIM_PAD=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_SIZE=block_size,
-        TILE=tiling.tile,
-        MOST_CHUNKS=MAX_CHUNKS,
-        BATCH_PAD=next(size for size in _BATCH_CLASSES if size >= batch),
-        STEP=_MERGED_AT_ONCE,
-        num_warps=tiling.warps,
-        num_stages=tiling.stages,
-        maxnreg=_registers(tiling),
-    )
+        query, key_cache, value_cache, block_table, seq_lens, out, scratch.outputs, scratch.maxima, scratch.sums,
+        scratch.arrived, scratch.queue, query.stride(0), out.stride(0), key_cache.stride(0), block_table.stride(0),
+        batch, window or 0, tiling.min_tiles, scale * _LOG2_E,
+        KV_HEADS=num_kv_heads, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD_DIM=head_dim,
+        DIM_PAD=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tile,
+        MOST_CHUNKS=MAX_CHUNKS, BATCH_PAD=next(size for size in _BATCH_CLASSES if size >= batch),
+        STEP=_MERGED_AT_ONCE, num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=_registers(tiling),
+    )  # fmt: skip
     return out
 
 
@@ -180,18 +155,10 @@ def _cut_row(
 
 @triton.jit
 def _load_tile(
-    cache: tl.tensor,
-    blocks: tl.tensor,
-    slots: tl.tensor,
-    seen: tl.tensor,
-    dims: tl.tensor,
-    block_stride: tl.tensor,
-    kv_head: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-) -> tl.tensor:
+    cache: tl.tensor, blocks: tl.tensor, slots: tl.tensor, seen: tl.tensor, dims: tl.tensor,
+    block_stride: tl.tensor, kv_head: tl.tensor,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """[TILE, DIM_PAD] of one KV head. What is not seen reads as 0: a NaN left in a free slot would spread."""
     at = blocks.to(tl.int64) * block_stride + (slots % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
     mask = seen[:, None]
@@ -215,24 +182,12 @@ def _load_blocks(
 
 @triton.jit
 def _attend_chunk(
-    query: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    table_row: tl.tensor,
-    first_tile: tl.tensor,
-    last_tile: tl.tensor,
-    begin: tl.tensor,
-    length: tl.tensor,
-    block_stride: tl.tensor,
-    kv_head: tl.tensor,
+    query: tl.tensor, key_cache: tl.tensor, value_cache: tl.tensor, table_row: tl.tensor, first_tile: tl.tensor,
+    last_tile: tl.tensor, begin: tl.tensor, length: tl.tensor, block_stride: tl.tensor, kv_head: tl.tensor,
     scale_log2: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tl.tensor:
+    KV_HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Unnormalized output [ROWS, DIM_PAD], maxima and sums [ROWS] over the tiles ``first_tile:last_tile``."""
     dims = tl.arange(0, DIM_PAD)
     acc = tl.zeros([ROWS, DIM_PAD], tl.float32)
@@ -266,20 +221,11 @@ def _attend_chunk(
 
 @triton.jit
 def _merge_chunks(
-    part_out: tl.tensor,
-    part_max: tl.tensor,
-    part_sum: tl.tensor,
-    out: tl.tensor,
-    row: tl.tensor,
-    kv_head: tl.tensor,
-    count: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    MOST_CHUNKS: tl.constexpr,
-    STEP: tl.constexpr,
-) -> None:
+    part_out: tl.tensor, part_max: tl.tensor, part_sum: tl.tensor, out: tl.tensor, row: tl.tensor,
+    kv_head: tl.tensor, count: tl.tensor,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    MOST_CHUNKS: tl.constexpr, STEP: tl.constexpr,
+) -> None:  # fmt: skip
     """Write the output of one row and KV head to ``out`` (the row's), from its ``count`` partial results.
 
     They are read past the first-level cache (.cg), which may hold what lay there before.
@@ -318,33 +264,13 @@ def _merge_chunks(
 
 @triton.jit
 def _attend_item(
-    query: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    table_row: tl.tensor,
-    out: tl.tensor,
-    part_out: tl.tensor,
-    part_max: tl.tensor,
-    part_sum: tl.tensor,
-    arrived: tl.tensor,
-    block_stride: tl.tensor,
-    row: tl.tensor,
-    chunk: tl.tensor,
-    kv_head: tl.tensor,
-    length: tl.tensor,
-    window: tl.tensor,
-    min_tiles: tl.tensor,
-    scale_log2: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    MOST_CHUNKS: tl.constexpr,
-    STEP: tl.constexpr,
-) -> None:
+    query: tl.tensor, key_cache: tl.tensor, value_cache: tl.tensor, table_row: tl.tensor, out: tl.tensor,
+    part_out: tl.tensor, part_max: tl.tensor, part_sum: tl.tensor, arrived: tl.tensor, block_stride: tl.tensor,
+    row: tl.tensor, chunk: tl.tensor, kv_head: tl.tensor, length: tl.tensor, window: tl.tensor,
+    min_tiles: tl.tensor, scale_log2: tl.tensor,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MOST_CHUNKS: tl.constexpr, STEP: tl.constexpr,
+) -> None:  # fmt: skip
     """One chunk of one row and KV head; ``query`` and ``out`` point to the row."""
     heads = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
@@ -384,36 +310,14 @@ _SLICED = ("block_table", "seq_lens")
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_SLICED)
 def _decode_attention_kernel(
-    query: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    block_table: tl.tensor,
-    seq_lens: tl.tensor,
-    out: tl.tensor,
-    part_out: tl.tensor,
-    part_max: tl.tensor,
-    part_sum: tl.tensor,
-    arrived: tl.tensor,
-    queue: tl.tensor,
-    q_stride: tl.tensor,
-    out_stride: tl.tensor,
-    block_stride: tl.tensor,
-    table_stride: tl.tensor,
-    batch: tl.tensor,
-    window: tl.tensor,
-    min_tiles: tl.tensor,
-    scale_log2: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    MOST_CHUNKS: tl.constexpr,
-    BATCH_PAD: tl.constexpr,
+    query: tl.tensor, key_cache: tl.tensor, value_cache: tl.tensor, block_table: tl.tensor, seq_lens: tl.tensor,
+    out: tl.tensor, part_out: tl.tensor, part_max: tl.tensor, part_sum: tl.tensor, arrived: tl.tensor,
+    queue: tl.tensor, q_stride: tl.tensor, out_stride: tl.tensor, block_stride: tl.tensor, table_stride: tl.tensor,
+    batch: tl.tensor, window: tl.tensor, min_tiles: tl.tensor, scale_log2: tl.tensor,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MOST_CHUNKS: tl.constexpr, BATCH_PAD: tl.constexpr,
     STEP: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     rows = tl.arange(0, BATCH_PAD)
     lengths = tl.load(seq_lens + rows, mask=rows < batch, other=0)
     _first, _per_chunk, chunks = _cut_row(lengths, window, min_tiles, TILE, MOST_CHUNKS)

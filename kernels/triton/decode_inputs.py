@@ -30,43 +30,20 @@ def decode_inputs(
     """
     rows = slots.shape[0]
     _decode_inputs_kernel[(rows,)](
-        slots,
-        num_computed,
-        last_token,
-        slot_block_table,
-        input_ids,
-        positions,
-        seq_lens,
-        slot_mapping,
-        block_table,
-        seq_lens if query_start_loc is None else query_start_loc,
-        slot_block_table.stride(0),
+        slots, num_computed, last_token, slot_block_table, input_ids, positions, seq_lens, slot_mapping,
+        block_table, seq_lens if query_start_loc is None else query_start_loc, slot_block_table.stride(0),
         block_table.stride(0),
-        BLOCK_SIZE=block_size,
-        STARTS=query_start_loc is not None,
-        CHUNK=_COPIED_AT_ONCE,
-        num_warps=1,
-    )
+        BLOCK_SIZE=block_size, STARTS=query_start_loc is not None, CHUNK=_COPIED_AT_ONCE, num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("from_stride", "to_stride"))
 def _decode_inputs_kernel(
-    slots: tl.tensor,
-    num_computed: tl.tensor,
-    last_token: tl.tensor,
-    slot_block_table: tl.tensor,
-    input_ids: tl.tensor,
-    positions: tl.tensor,
-    seq_lens: tl.tensor,
-    slot_mapping: tl.tensor,
-    block_table: tl.tensor,
-    query_start_loc: tl.tensor,
-    from_stride: tl.tensor,
-    to_stride: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    STARTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-) -> None:
+    slots: tl.tensor, num_computed: tl.tensor, last_token: tl.tensor, slot_block_table: tl.tensor,
+    input_ids: tl.tensor, positions: tl.tensor, seq_lens: tl.tensor, slot_mapping: tl.tensor,
+    block_table: tl.tensor, query_start_loc: tl.tensor, from_stride: tl.tensor, to_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr, STARTS: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     real = slot >= 0

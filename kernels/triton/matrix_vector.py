@@ -44,11 +44,9 @@ class InputNorm:
 
 
 def choose_tiling(rows: int, outputs: int, inputs: int) -> VectorTiling:
-    """The tiling for ``rows`` rows and a weight [outputs, inputs]."""
-    width = min(1024 if rows == 1 else 512, triton.next_power_of_2(inputs))
-    if outputs <= 2048:
-        return VectorTiling(outputs=2, inputs=width, unroll=4, warps=4)
-    return VectorTiling(outputs=4, inputs=width, unroll=4 if rows == 1 else 2, warps=4)
+    """The tiling for ``rows`` rows and a weight [outputs, inputs], measured on an H200 (tests/gpu/kernel_bench.py)."""
+    width = min(1024, triton.next_power_of_2(inputs))
+    return VectorTiling(outputs=2, inputs=width, unroll=4, warps=4)
 
 
 def matrix_vector(
@@ -107,42 +105,20 @@ def _launch(
         raise ValueError("a norm with a residual needs memory for their total")
     outputs = out.shape[1]
     _matrix_vector_kernel[(triton.cdiv(outputs, tiling.outputs),)](
-        x,
-        weight,
-        weight if bias is None else bias,
-        weight if norm is None else norm.weight,
-        x if residual is None else residual,
-        x if total is None else total,
-        out,
-        x.stride(0),
-        out.stride(0),
-        0.0 if norm is None else norm.eps,
-        rows,
-        OUTPUTS=outputs,
-        INPUTS=inputs,
-        ROWS_PAD=triton.next_power_of_2(rows),
-        BLOCK_N=tiling.outputs,
-        BLOCK_K=tiling.inputs,
-        UNROLL=tiling.unroll,
-        BIAS=bias is not None,
-        NORM=norm is not None,
-        RESIDUAL=residual is not None,
-        GATED=gated,
-        num_warps=tiling.warps,
-    )
+        x, weight, weight if bias is None else bias, weight if norm is None else norm.weight,
+        x if residual is None else residual, x if total is None else total, out, x.stride(0), out.stride(0),
+        0.0 if norm is None else norm.eps, rows,
+        OUTPUTS=outputs, INPUTS=inputs, ROWS_PAD=triton.next_power_of_2(rows), BLOCK_N=tiling.outputs,
+        BLOCK_K=tiling.inputs, UNROLL=tiling.unroll, BIAS=bias is not None, NORM=norm is not None,
+        RESIDUAL=residual is not None, GATED=gated, num_warps=tiling.warps,
+    )  # fmt: skip
 
 
 @triton.jit
 def _load_input(
-    x: tl.tensor,
-    residual: tl.tensor,
-    row: tl.tensor,
-    column: tl.tensor,
-    x_stride: tl.tensor,
-    rows: tl.tensor,
-    INPUTS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-) -> tl.tensor:
+    x: tl.tensor, residual: tl.tensor, row: tl.tensor, column: tl.tensor, x_stride: tl.tensor, rows: tl.tensor,
+    INPUTS: tl.constexpr, RESIDUAL: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """x, or x + residual rounded to its type, at [ROWS_PAD, 1, BLOCK_K]."""
     mask = (row < rows) & (column < INPUTS)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0)
@@ -154,17 +130,9 @@ def _load_input(
 
 @triton.jit
 def _input_scale(
-    x: tl.tensor,
-    residual: tl.tensor,
-    total: tl.tensor,
-    x_stride: tl.tensor,
-    eps: tl.tensor,
-    rows: tl.tensor,
-    INPUTS: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-) -> tl.tensor:
+    x: tl.tensor, residual: tl.tensor, total: tl.tensor, x_stride: tl.tensor, eps: tl.tensor, rows: tl.tensor,
+    INPUTS: tl.constexpr, ROWS_PAD: tl.constexpr, BLOCK_K: tl.constexpr, RESIDUAL: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """float32 [ROWS_PAD, 1, 1]: 1 / rms of each row. The first program also stores the sum with the residual."""
     row = tl.arange(0, ROWS_PAD)[:, None, None]
     squares = tl.zeros([ROWS_PAD, 1, BLOCK_K], tl.float32)
@@ -180,23 +148,11 @@ def _input_scale(
 
 @triton.jit
 def _products(
-    x: tl.tensor,
-    weight: tl.tensor,
-    norm_weight: tl.tensor,
-    residual: tl.tensor,
-    scale: tl.tensor,
-    x_stride: tl.tensor,
-    rows: tl.tensor,
-    first: tl.tensor,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    UNROLL: tl.constexpr,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-) -> tl.tensor:
+    x: tl.tensor, weight: tl.tensor, norm_weight: tl.tensor, residual: tl.tensor, scale: tl.tensor,
+    x_stride: tl.tensor, rows: tl.tensor, first: tl.tensor,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS_PAD: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, UNROLL: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """float32 [ROWS_PAD, BLOCK_N] for the weight's rows from ``first``."""
     row = tl.arange(0, ROWS_PAD)[:, None, None]
     output = (first + tl.arange(0, BLOCK_N))[None, :, None]
@@ -220,28 +176,12 @@ def _products(
 
 @triton.jit(do_not_specialize=("rows",))
 def _matrix_vector_kernel(
-    x: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    norm_weight: tl.tensor,
-    residual: tl.tensor,
-    total: tl.tensor,
-    out: tl.tensor,
-    x_stride: tl.tensor,
-    out_stride: tl.tensor,
-    eps: tl.tensor,
-    rows: tl.tensor,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    UNROLL: tl.constexpr,
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    x: tl.tensor, weight: tl.tensor, bias: tl.tensor, norm_weight: tl.tensor, residual: tl.tensor, total: tl.tensor,
+    out: tl.tensor, x_stride: tl.tensor, out_stride: tl.tensor, eps: tl.tensor, rows: tl.tensor,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS_PAD: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, UNROLL: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     first = tl.program_id(0) * BLOCK_N
     row = tl.arange(0, ROWS_PAD)[:, None]
     output = (first + tl.arange(0, BLOCK_N))[None, :]

@@ -74,46 +74,21 @@ def prompt_attention(
     # Each row has at most one tile that is not full.
     most_tiles = num_tokens // tokens + min(rows, num_tokens)
     _prompt_attention_kernel[(most_tiles * num_kv_heads,)](
-        query,
-        key_cache,
-        value_cache,
-        query_start_loc,
-        seq_lens,
-        block_table,
-        out,
-        query.stride(0),
-        out.stride(0),
-        key_cache.stride(0),
-        block_table.stride(0),
-        rows,
-        window or 0,
-        scale * _LOG2_E,
-        KV_HEADS=num_kv_heads,
-        GROUP=group,
-        GROUP_PAD=group_pad,
-        TOKENS=tokens,
-        HEAD_DIM=head_dim,
-        DIM_PAD=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_SIZE=block_size,
-        TILE=tiling.tile,
-        ROWS_PAD=next(size for size in _ROWS_CLASSES if size >= rows),
-        num_warps=tiling.warps,
+        query, key_cache, value_cache, query_start_loc, seq_lens, block_table, out, query.stride(0), out.stride(0),
+        key_cache.stride(0), block_table.stride(0), rows, window or 0, scale * _LOG2_E,
+        KV_HEADS=num_kv_heads, GROUP=group, GROUP_PAD=group_pad, TOKENS=tokens, HEAD_DIM=head_dim,
+        DIM_PAD=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tile,
+        ROWS_PAD=next(size for size in _ROWS_CLASSES if size >= rows), num_warps=tiling.warps,
         num_stages=tiling.stages,
-    )
+    )  # fmt: skip
     return out
 
 
 @triton.jit
 def _key_places(
-    table_row: tl.tensor,
-    tile: tl.tensor,
-    length: tl.tensor,
-    block_stride: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tl.tensor:
+    table_row: tl.tensor, tile: tl.tensor, length: tl.tensor, block_stride: tl.tensor,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Where a tile's keys begin in the cache of KV head 0, int64 [TILE]; past the row's end in block 0."""
     slots = tile * TILE + tl.arange(0, TILE)
     if BLOCK_SIZE >= TILE:
@@ -127,27 +102,12 @@ def _key_places(
 
 @triton.jit
 def _attend_tiles(
-    acc: tl.tensor,
-    top: tl.tensor,
-    sums: tl.tensor,
-    query: tl.tensor,
-    positions: tl.tensor,
-    key_head: tl.tensor,
-    value_head: tl.tensor,
-    table_row: tl.tensor,
-    first_tile: tl.tensor,
-    last_tile: tl.tensor,
-    length: tl.tensor,
-    block_stride: tl.tensor,
-    window: tl.tensor,
-    scale_log2: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
+    acc: tl.tensor, top: tl.tensor, sums: tl.tensor, query: tl.tensor, positions: tl.tensor, key_head: tl.tensor,
+    value_head: tl.tensor, table_row: tl.tensor, first_tile: tl.tensor, last_tile: tl.tensor, length: tl.tensor,
+    block_stride: tl.tensor, window: tl.tensor, scale_log2: tl.tensor,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, MASKED: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Add the tiles ``first_tile:last_tile`` to the running output, maxima and sums."""
     dims = tl.arange(0, DIM_PAD)
     # Read a step ahead, so that block ids take no stage of Triton's pipeline (see decode_attention).
@@ -183,30 +143,13 @@ def _attend_tiles(
     do_not_specialize_on_alignment=("query_start_loc", "seq_lens", "block_table"),
 )
 def _prompt_attention_kernel(
-    query: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    query_start_loc: tl.tensor,
-    seq_lens: tl.tensor,
-    block_table: tl.tensor,
-    out: tl.tensor,
-    query_stride: tl.tensor,
-    out_stride: tl.tensor,
-    block_stride: tl.tensor,
-    table_stride: tl.tensor,
-    rows: tl.tensor,
-    window: tl.tensor,
-    scale_log2: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    query: tl.tensor, key_cache: tl.tensor, value_cache: tl.tensor, query_start_loc: tl.tensor, seq_lens: tl.tensor,
+    block_table: tl.tensor, out: tl.tensor, query_stride: tl.tensor, out_stride: tl.tensor, block_stride: tl.tensor,
+    table_stride: tl.tensor, rows: tl.tensor, window: tl.tensor, scale_log2: tl.tensor,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     ROWS_PAD: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     every = tl.arange(0, ROWS_PAD)
     starts = tl.load(query_start_loc + every, mask=every < rows, other=0)
     counts = tl.load(query_start_loc + every + 1, mask=every < rows, other=0) - starts
@@ -231,30 +174,12 @@ def _prompt_attention_kernel(
 
 @triton.jit
 def _attend_queries(
-    query: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    table_row: tl.tensor,
-    out: tl.tensor,
-    start: tl.tensor,
-    token: tl.tensor,
-    count: tl.tensor,
-    length: tl.tensor,
-    query_stride: tl.tensor,
-    out_stride: tl.tensor,
-    block_stride: tl.tensor,
-    kv_head: tl.tensor,
-    window: tl.tensor,
-    scale_log2: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    query: tl.tensor, key_cache: tl.tensor, value_cache: tl.tensor, table_row: tl.tensor, out: tl.tensor,
+    start: tl.tensor, token: tl.tensor, count: tl.tensor, length: tl.tensor, query_stride: tl.tensor,
+    out_stride: tl.tensor, block_stride: tl.tensor, kv_head: tl.tensor, window: tl.tensor, scale_log2: tl.tensor,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     """Queries ``token:token + TOKENS`` of a row that begins at ``start`` and has ``count`` of them."""
     PACKED: tl.constexpr = TOKENS * GROUP_PAD
     packed = tl.arange(0, PACKED)

@@ -40,35 +40,17 @@ def _launch(
         return
     padded = triton.next_power_of_2(width)
     _rms_norm_kernel[(rows,)](
-        x,
-        residual_rows,
-        weight,
-        out,
-        x.stride(0),
-        residual_rows.stride(0),
-        out.stride(0),
-        eps,
-        WIDTH=width,
-        WIDTH_PAD=padded,
-        RESIDUAL=residual,
-        num_warps=min(16, max(1, padded // _WARPS_WIDTH)),
-    )
+        x, residual_rows, weight, out, x.stride(0), residual_rows.stride(0), out.stride(0), eps,
+        WIDTH=width, WIDTH_PAD=padded, RESIDUAL=residual, num_warps=min(16, max(1, padded // _WARPS_WIDTH)),
+    )  # fmt: skip
 
 
 @triton.jit
 def _rms_norm_kernel(
-    x: tl.tensor,
-    residual: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    x_stride: tl.tensor,
-    residual_stride: tl.tensor,
-    out_stride: tl.tensor,
-    eps: tl.tensor,
-    WIDTH: tl.constexpr,
-    WIDTH_PAD: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-) -> None:
+    x: tl.tensor, residual: tl.tensor, weight: tl.tensor, out: tl.tensor, x_stride: tl.tensor,
+    residual_stride: tl.tensor, out_stride: tl.tensor, eps: tl.tensor,
+    WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, RESIDUAL: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH_PAD)
     mask = columns < WIDTH

@@ -40,29 +40,13 @@ def rope_and_cache(
         heads_per_program = 1 if num_tokens <= _FEW_TOKENS else 4
     if num_tokens == 0:
         return query_out
-    _rope_and_cache_kernel[(num_tokens, triton.cdiv(total, heads_per_program))](
-        qkv,
-        positions,
-        rotary_table,
-        slot_mapping,
-        key_cache,
-        value_cache,
-        query_out,
-        qkv if norm_weight is None else norm_weight,
-        qkv.stride(0),
-        query_out.stride(0),
-        key_cache.stride(0),
-        eps,
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
-        ROTARY_DIM=rotary_table.shape[1],
-        BLOCK_SIZE=block_size,
-        PER_PROGRAM=heads_per_program,
-        NORMALIZE=norm_weight is not None,
-        num_warps=1 if heads_per_program <= 4 else 4,
-    )
+    _rope_and_cache_kernel[num_tokens, triton.cdiv(total, heads_per_program)](
+        qkv, positions, rotary_table, slot_mapping, key_cache, value_cache, query_out,
+        qkv if norm_weight is None else norm_weight, qkv.stride(0), query_out.stride(0), key_cache.stride(0), eps,
+        HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, DIM_PAD=triton.next_power_of_2(head_dim),
+        ROTARY_DIM=rotary_table.shape[1], BLOCK_SIZE=block_size, PER_PROGRAM=heads_per_program,
+        NORMALIZE=norm_weight is not None, num_warps=1 if heads_per_program <= 4 else 4,
+    )  # fmt: skip
     return query_out
 
 
@@ -78,27 +62,12 @@ def _normalized(
 
 @triton.jit(do_not_specialize_on_alignment=("positions", "slot_mapping"))
 def _rope_and_cache_kernel(
-    qkv: tl.tensor,
-    positions: tl.tensor,
-    rotary_table: tl.tensor,
-    slot_mapping: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    query_out: tl.tensor,
-    norm_weight: tl.tensor,
-    qkv_stride: tl.tensor,
-    query_stride: tl.tensor,
-    block_stride: tl.tensor,
-    eps: tl.tensor,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PER_PROGRAM: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-) -> None:
+    qkv: tl.tensor, positions: tl.tensor, rotary_table: tl.tensor, slot_mapping: tl.tensor, key_cache: tl.tensor,
+    value_cache: tl.tensor, query_out: tl.tensor, norm_weight: tl.tensor, qkv_stride: tl.tensor,
+    query_stride: tl.tensor, block_stride: tl.tensor, eps: tl.tensor,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, PER_PROGRAM: tl.constexpr, NORMALIZE: tl.constexpr,
+) -> None:  # fmt: skip
     HALF: tl.constexpr = ROTARY_DIM // 2
     TURNED: tl.constexpr = HEADS + KV_HEADS
     token = tl.program_id(0).to(tl.int64)

@@ -89,7 +89,7 @@ def sample(
     blocks = triton.cdiv(vocab, BLOCK)
     shape = {"BLOCKS": blocks, "BLOCK": BLOCK, "BLOCKS_PAD": triton.next_power_of_2(blocks), "num_warps": 8}
     block = BlockStatistics.allocate(count, vocab, logits.device)
-    _block_statistics_kernel[(count, blocks)](
+    _block_statistics_kernel[count, blocks](
         logits, rows.temperature, block.best, block.maxima, block.sums, logits.stride(0), vocab,
         BLOCKS=blocks, BLOCK=BLOCK, DRAWS=draws, num_warps=4,
     )  # fmt: skip
@@ -98,15 +98,15 @@ def sample(
         parameters = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
         thresholds = find_thresholds(logits, *parameters, block.maxima, block.sums, block.weights, BLOCK)
     if draws:
-        _block_weights_kernel[(count, blocks)](
+        _block_weights_kernel[count, blocks](
             logits, rows.temperature, rows.min_p, block.maxima, block.sums,
             block.weights if thresholds is None else thresholds, block.weights, logits.stride(0), vocab,
             FILTERS=filters, **shape,
         )  # fmt: skip
     _draw_kernel[(count,)](
         logits, rows.temperature, rows.min_p, rows.seeds, rows.positions, block.best, block.maxima, block.sums,
-        block.weights if thresholds is None else thresholds, block.weights, out,
-        out if slots is None else slots, out if last_token is None else last_token, logits.stride(0), vocab,
+        block.weights if thresholds is None else thresholds, block.weights, out, out if slots is None else slots,
+        out if last_token is None else last_token, logits.stride(0), vocab,
         DRAWS=draws, FILTERS=filters, FEED=slots is not None and last_token is not None, **shape,
     )  # fmt: skip
     return out
@@ -114,17 +114,10 @@ def sample(
 
 @triton.jit
 def _block_statistics_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    best: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    row_stride: tl.tensor,
-    vocab: tl.tensor,
-    BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DRAWS: tl.constexpr,
-) -> None:
+    logits: tl.tensor, temperatures: tl.tensor, best: tl.tensor, maxima: tl.tensor, sums: tl.tensor,
+    row_stride: tl.tensor, vocab: tl.tensor,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr, DRAWS: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0)
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
@@ -146,18 +139,10 @@ def _block_statistics_kernel(
 
 @triton.jit
 def _load_weights(
-    logits: tl.tensor,
-    row: tl.tensor,
-    columns: tl.tensor,
-    row_stride: tl.tensor,
-    vocab: tl.tensor,
-    temperature: tl.tensor,
-    min_p: tl.tensor,
-    top: tl.tensor,
-    total: tl.tensor,
-    thresholds: tl.tensor,
+    logits: tl.tensor, row: tl.tensor, columns: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
+    temperature: tl.tensor, min_p: tl.tensor, top: tl.tensor, total: tl.tensor, thresholds: tl.tensor,
     FILTERS: tl.constexpr,
-) -> tl.tensor:
+) -> tl.tensor:  # fmt: skip
     """Weights of the tokens ``columns``, 0 for those past the row's threshold."""
     scaled = load_scaled(logits + row.to(tl.int64) * row_stride, columns, vocab, temperature)
     weights = token_weights(scaled, top, total, min_p)
@@ -168,20 +153,10 @@ def _load_weights(
 
 @triton.jit
 def _block_weights_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    min_ps: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    thresholds: tl.tensor,
-    block_weights: tl.tensor,
-    row_stride: tl.tensor,
-    vocab: tl.tensor,
-    BLOCKS: tl.constexpr,
-    BLOCKS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    FILTERS: tl.constexpr,
-) -> None:
+    logits: tl.tensor, temperatures: tl.tensor, min_ps: tl.tensor, maxima: tl.tensor, sums: tl.tensor,
+    thresholds: tl.tensor, block_weights: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
+    BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr, FILTERS: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0)
     temperature = tl.load(temperatures + row)
     if temperature > GREEDY_TEMPERATURE:
@@ -213,28 +188,12 @@ def _noise(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _draw_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    min_ps: tl.tensor,
-    seeds: tl.tensor,
-    positions: tl.tensor,
-    best: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    thresholds: tl.tensor,
-    block_weights: tl.tensor,
-    out: tl.tensor,
-    slots: tl.tensor,
-    last_token: tl.tensor,
-    row_stride: tl.tensor,
-    vocab: tl.tensor,
-    BLOCKS: tl.constexpr,
-    BLOCKS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DRAWS: tl.constexpr,
-    FILTERS: tl.constexpr,
+    logits: tl.tensor, temperatures: tl.tensor, min_ps: tl.tensor, seeds: tl.tensor, positions: tl.tensor,
+    best: tl.tensor, maxima: tl.tensor, sums: tl.tensor, thresholds: tl.tensor, block_weights: tl.tensor,
+    out: tl.tensor, slots: tl.tensor, last_token: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
+    BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr, DRAWS: tl.constexpr, FILTERS: tl.constexpr,
     FEED: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     row = tl.program_id(0)
     blocks = tl.arange(0, BLOCKS_PAD)
     temperature = tl.load(temperatures + row)

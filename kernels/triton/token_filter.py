@@ -47,12 +47,13 @@ def find_thresholds(
     grid = (count, blocks)
     _histogram_kernel[grid](*rows, *sizes, STEPS=_STEPS_PER_LOGIT, **shape, num_warps=4)
     _candidates_kernel[grid](
-        *rows, min_p, block_weights, candidates, *sizes, STEPS=_STEPS_PER_LOGIT, CANDIDATES=_CANDIDATES, **shape,
-        num_warps=8,
+        *rows, min_p, block_weights, candidates, *sizes,
+        STEPS=_STEPS_PER_LOGIT, CANDIDATES=_CANDIDATES, **shape, num_warps=8,
     )  # fmt: skip
     _threshold_kernel[(count,)](
-        *rows, min_p, block_weights, candidates, thresholds, *sizes, CANDIDATES=_CANDIDATES, **shape, num_warps=8
-    )
+        *rows, min_p, block_weights, candidates, thresholds, *sizes,
+        CANDIDATES=_CANDIDATES, **shape, num_warps=8,
+    )  # fmt: skip
     return thresholds
 
 
@@ -72,21 +73,10 @@ def _bins(scaled: tl.tensor, top: tl.tensor, STEPS: tl.constexpr, BINS: tl.const
 
 @triton.jit
 def _histogram_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    top_ks: tl.tensor,
-    top_ps: tl.tensor,
-    block_max: tl.tensor,
-    block_sum: tl.tensor,
-    histogram: tl.tensor,
-    row_stride: tl.tensor,
-    vocab: tl.tensor,
-    BLOCKS: tl.constexpr,
-    BLOCKS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BINS: tl.constexpr,
-    STEPS: tl.constexpr,
-) -> None:
+    logits: tl.tensor, temperatures: tl.tensor, top_ks: tl.tensor, top_ps: tl.tensor, block_max: tl.tensor,
+    block_sum: tl.tensor, histogram: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
+    BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STEPS: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0)
     if _is_filtered(row, temperatures, top_ks, top_ps, vocab):
         top, total = row_maximum_and_sum(block_max, block_sum, row, BLOCKS, BLOCKS_PAD)
@@ -101,14 +91,9 @@ def _histogram_kernel(
 
 @triton.jit
 def _lowest_bin(
-    histogram_row: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    total: tl.tensor,
-    vocab: tl.tensor,
-    BINS: tl.constexpr,
-    STEPS: tl.constexpr,
-) -> tl.tensor:
+    histogram_row: tl.tensor, top_k: tl.tensor, top_p: tl.tensor, total: tl.tensor, vocab: tl.tensor,
+    BINS: tl.constexpr, STEPS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """The first bin whose tokens, with those above, surely include all that is kept; BINS if none does."""
     bins = tl.arange(0, BINS)
     counts = tl.load(histogram_row + bins)
@@ -123,25 +108,12 @@ def _lowest_bin(
 
 @triton.jit
 def _candidates_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    top_ks: tl.tensor,
-    top_ps: tl.tensor,
-    block_max: tl.tensor,
-    block_sum: tl.tensor,
-    histogram: tl.tensor,
-    min_ps: tl.tensor,
-    block_weights: tl.tensor,
-    candidates: tl.tensor,
-    row_stride: tl.tensor,
-    vocab: tl.tensor,
-    BLOCKS: tl.constexpr,
-    BLOCKS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BINS: tl.constexpr,
-    STEPS: tl.constexpr,
+    logits: tl.tensor, temperatures: tl.tensor, top_ks: tl.tensor, top_ps: tl.tensor, block_max: tl.tensor,
+    block_sum: tl.tensor, histogram: tl.tensor, min_ps: tl.tensor, block_weights: tl.tensor, candidates: tl.tensor,
+    row_stride: tl.tensor, vocab: tl.tensor,
+    BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STEPS: tl.constexpr,
     CANDIDATES: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     row = tl.program_id(0)
     block = tl.program_id(1)
     if _is_filtered(row, temperatures, top_ks, top_ps, vocab):
@@ -167,19 +139,10 @@ def _candidates_kernel(
 
 @triton.jit
 def _up_to(
-    limit: tl.tensor,
-    keys: tl.tensor,
-    weights: tl.tensor,
-    logits_row: tl.tensor,
-    temperature: tl.tensor,
-    min_p: tl.tensor,
-    top: tl.tensor,
-    total: tl.tensor,
-    listed: tl.tensor,
-    vocab: tl.tensor,
-    COUNTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
+    limit: tl.tensor, keys: tl.tensor, weights: tl.tensor, logits_row: tl.tensor, temperature: tl.tensor,
+    min_p: tl.tensor, top: tl.tensor, total: tl.tensor, listed: tl.tensor, vocab: tl.tensor,
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Number (COUNTED) or weight of the tokens whose key is at most ``limit``: int64.
 
     If ``listed``, those are among ``keys`` and ``weights``; otherwise the whole row is read.
@@ -201,21 +164,10 @@ def _up_to(
 
 @triton.jit
 def _search(
-    wanted: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    keys: tl.tensor,
-    weights: tl.tensor,
-    logits_row: tl.tensor,
-    temperature: tl.tensor,
-    min_p: tl.tensor,
-    top: tl.tensor,
-    total: tl.tensor,
-    listed: tl.tensor,
-    vocab: tl.tensor,
-    COUNTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
+    wanted: tl.tensor, low: tl.tensor, high: tl.tensor, keys: tl.tensor, weights: tl.tensor, logits_row: tl.tensor,
+    temperature: tl.tensor, min_p: tl.tensor, top: tl.tensor, total: tl.tensor, listed: tl.tensor, vocab: tl.tensor,
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """The lowest key up to which tokens number, or weigh, at least ``wanted``: above ``low``, up to ``high``."""
     while tl.sum((low + 1 < high).to(tl.int32), 0) > 0:
         middle = (low & high) + ((low ^ high) >> 1)  # their mean; the difference may exceed 63 bits
@@ -229,25 +181,12 @@ def _search(
 
 @triton.jit
 def _threshold_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    top_ks: tl.tensor,
-    top_ps: tl.tensor,
-    block_max: tl.tensor,
-    block_sum: tl.tensor,
-    histogram: tl.tensor,
-    min_ps: tl.tensor,
-    block_weights: tl.tensor,
-    candidates: tl.tensor,
-    thresholds: tl.tensor,
-    row_stride: tl.tensor,
-    vocab: tl.tensor,
-    BLOCKS: tl.constexpr,
-    BLOCKS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BINS: tl.constexpr,
+    logits: tl.tensor, temperatures: tl.tensor, top_ks: tl.tensor, top_ps: tl.tensor, block_max: tl.tensor,
+    block_sum: tl.tensor, histogram: tl.tensor, min_ps: tl.tensor, block_weights: tl.tensor, candidates: tl.tensor,
+    thresholds: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
+    BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
     CANDIDATES: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     row = tl.program_id(0)
     high = tl.full([1], 9223372036854775807, tl.int64)
     if _is_filtered(row, temperatures, top_ks, top_ps, vocab):

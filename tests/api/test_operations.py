@@ -157,8 +157,9 @@ def test_an_origin_that_would_never_match_is_told(origin: str) -> None:
         ServerArgs(allowed_origins=[origin]).check()
 
 
-def test_behind_a_proxy_the_prefix_may_be_left_in_or_stripped() -> None:
-    app = StubApp(root_path="/llm")
+@pytest.mark.parametrize("prefix", ["/llm", "/llm/"])
+def test_behind_a_proxy_the_prefix_may_be_left_in_or_stripped(prefix: str) -> None:
+    app = StubApp(root_path=prefix)
     for path in ("/v1/models", "/llm/v1/models"):
         assert run(app.get(path)).status_code == 200
     assert run(app.get("/llm/openapi.json")).json()["servers"] == [{"url": "/llm"}]

@@ -212,7 +212,8 @@ def test_schemas_with_every_feature_of_a_request(folder: Path) -> None:
     schema = {
         "type": "object", "required": ["word", "count"], "additionalProperties": False,
         "properties": {
-            "word": {"type": "string", "pattern": "^[a-c]{2}$"}, "count": {"type": "integer", "maximum": 9, "minimum": 0},
+            "word": {"type": "string", "pattern": "^[a-c]{2}$"},
+            "count": {"type": "integer", "maximum": 9, "minimum": 0},
         },
     }  # fmt: skip
     fields = {

@@ -64,6 +64,15 @@ def test_text_before_calls_is_content_and_several_calls_are_counted() -> None:
     assert len(set(ids)) == 2
 
 
+@pytest.mark.parametrize("text", ["1 < 2 <tool", '<tool_call>{"name": "set', "Wait. \n\n", "<tool_call> no\n"])
+def test_text_held_back_as_a_possible_call_comes_before_the_end(text: str) -> None:
+    [answer] = both(playing(text), tools=TOOLS)
+    assert answer["message"]["content"] == text and answer["finish_reason"] == "stop"
+    count = len(make_tokenizer().encode(text))
+    [answer] = both(playing(text), tools=TOOLS, max_tokens=count)
+    assert answer["message"]["content"] == text and answer["finish_reason"] == "length"
+
+
 def test_parallel_calls_can_be_ruled_out() -> None:
     [answer] = both(playing(f"{CALL}{CALL}"), tools=TOOLS, parallel_tool_calls=False)
     assert len(answer["message"]["tool_calls"]) == 1 and answer["finish_reason"] == "tool_calls"

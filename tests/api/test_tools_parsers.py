@@ -72,6 +72,7 @@ OUTPUTS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("list_rooms", {}), ("set_lamp", {"level": 2})],
     ),
+    ("hermes", '<tool_call>{"why\\\\": "\\"", "name": "list_rooms"}</tool_call>', "", [("list_rooms", {})]),
     ("hermes", "The tag <tool_call> opens a call.", "The tag <tool_call> opens a call.", []),
     ("hermes", 'A <tool_call> {"nome": "x"} </tool_call> b', 'A <tool_call> {"nome": "x"} </tool_call> b', []),
     ("hermes", "<tool_call> is a tag. " + HERMES_PAIR, "<tool_call> is a tag.", PAIR),

@@ -150,6 +150,8 @@ def test_a_bad_constraint_is_refused_before_anything_runs(llm: LLM, wanted: Stru
 def test_allowed_tokens_and_a_constraint_exclude_each_other() -> None:
     with pytest.raises(RequestError, match="only one"):
         SamplingParams(structured_outputs=StructuredOutputs(regex="a"), allowed_token_ids=[5])
+    with pytest.raises(RequestError, match="must be StructuredOutputs"):
+        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
 
 
 def test_without_a_tokenizer_there_is_no_structured_output(folder: Path) -> None:
@@ -244,3 +246,21 @@ def test_after_everything_nothing_is_held(llm: LLM) -> None:
     outputs = _outputs(llm, [_params(number, StructuredOutputs(json=PERSON)) for number in range(3)])
     assert all(complaint(PERSON, output.text) == "" for output in outputs if output.finish_reason == "stop")
     assert json.loads(outputs[0].text) if outputs[0].finish_reason == "stop" else True
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [True, False])
+def test_on_a_gpu_answers_have_their_shapes_too(tmp_path: Path, overlap: bool) -> None:
+    """Masks are copied beside the running step there, and the tokens that they follow come back late."""
+    folder = make_checkpoint(tmp_path, head_dim=64)
+    with LLM(str(folder), multiprocess=False, device="cuda", overlap_scheduling=overlap) as llm:
+        wanted = [None, StructuredOutputs(json=PERSON), StructuredOutputs(regex="[a-f]{40}"), WANTED["choice"][0]]
+        params = [_params(number, wanted[number % 4], max_tokens=100) for number in range(64)]
+        outputs = _outputs(llm, params)
+    for number, output in enumerate(outputs):
+        if number % 4 == 1 and output.finish_reason == "stop":
+            assert not complaint(PERSON, output.text)
+        elif number % 4 == 2:
+            assert re.fullmatch("[a-f]{40}", output.text) and output.finish_reason == "stop"
+        elif number % 4 == 3:
+            assert output.text in ("red", "blue") and output.finish_reason == "stop"

@@ -94,6 +94,17 @@ def test_a_worker_process_is_killed_while_requests_run(serve: Serve) -> None:
     assert no_traceback(server)
 
 
+def test_a_worker_process_is_killed_while_nothing_runs(serve: Serve) -> None:
+    server = serve(executor="mp")
+    server.wait_ready()
+    server.wait_children(2)
+    (engine,) = children_of(server)
+    (worker,) = server.family - {engine}
+    kill(worker)
+    assert server.end() == 1
+    assert f"worker 0 (pid {worker}) is gone" in server.lines[-1]
+
+
 @pytest.mark.parametrize("executor", ["uni", "mp"])
 def test_a_step_that_raises_ends_the_server_with_its_cause(serve: Serve, executor: str) -> None:
     server = serve("FailingWorker", executor)

@@ -9,7 +9,7 @@ from source_tree import ROOT, package_files, parse, python_files, relative
 
 FILE_LINES = 500
 FUNCTION_LINES = 60
-PACKAGE_LINES = 15_000  # of code: blank lines, comments and docstrings are free
+PACKAGE_LINES = 20_000  # of code: blank lines, comments and docstrings are free
 VAGUE_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

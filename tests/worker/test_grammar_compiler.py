@@ -227,6 +227,10 @@ def test_blanks_in_json_have_an_end(walker: GrammarWalker) -> None:
     spec = StructuredOutputs(json={"type": "array"}).spec()
     assert walker.accepts(spec, "[\n" + " " * 20 + "1 , 2 ]")
     assert not walker.accepts(spec, "[" + " " * 100 + "]")
+    structure = {"begin": "<a>", "schema": {"type": "array"}, "end": "</a>"}
+    tagged = StructuredOutputs(structural_tag={"structures": [structure], "triggers": ["<a>"]}).spec()
+    assert walker.accepts(tagged, "x<a>[\n" + " " * 20 + "1 , 2 ]</a>")
+    assert not walker.accepts(tagged, "x<a>[" + " " * 100 + "]</a>")
 
 
 def test_forced_text_is_cut_into_exactly_its_bytes_even_by_a_tokenizer_that_adds_some() -> None:
