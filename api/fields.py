@@ -85,9 +85,7 @@ class EndpointFields:
         return frozenset(self.request_type.__struct_fields__)
 
 
-CHAT_FIELDS = EndpointFields(
-    ChatCompletionRequest, _SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _CHAT_REFUSED
-)
+CHAT_FIELDS = EndpointFields(ChatCompletionRequest, _SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _CHAT_REFUSED)
 COMPLETION_FIELDS = EndpointFields(
     CompletionRequest, _SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED | {"store": (False,)}
 )

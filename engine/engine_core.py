@@ -116,7 +116,7 @@ class EngineCore:
         """(time, kind, reason) of everything that happened to an unfinished request; empty if it is unknown."""
         for request in self.scheduler.requests:
             if request.request_id == request_id:
-                return [tuple(event) for event in request.events]
+                return [(event.time, event.kind, event.reason) for event in request.events]
         return []
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``LLM`` and ``AsyncLLM`` have in common: from settings to a configuration, a tokenizer and a way to an engine."""
+"""What ``LLM`` and ``AsyncLLM`` have in common: from settings to a configuration, a tokenizer, a way to an engine."""
 
 from ..core.config import EngineConfig
 from ..core.engine_args import EngineArgs

@@ -10,6 +10,7 @@ end of file in place of a byte means that the other side is gone. The memory has
 so nothing is left behind however the processes end.
 """
 
+import contextlib
 import mmap
 import os
 import struct
@@ -137,10 +138,8 @@ class RingReader:
             length, more = _HEADER.unpack_from(self._map, start)
             message += self._map[start + _HEADER.size : start + _HEADER.size + length]
             self._next = (self._next + 1) % NUM_SLOTS
-            try:
+            with contextlib.suppress(BrokenPipeError):  # the writer is gone; what it wrote before is still good
                 os.write(self._end.emptied, b"\1")
-            except BrokenPipeError:
-                pass  # the writer is gone; what it wrote before is still good
             if not more:
                 return bytes(message)
 

@@ -1,5 +1,6 @@
 """A worker in a process of its own: the loop at the far end of the rings."""
 
+import contextlib
 import logging
 import os
 import queue
@@ -36,10 +37,8 @@ def main(payload: bytes, fds: list[int]) -> None:
         os.set_inheritable(fd, False)
     tasks = RingReader(ReaderEnd(*fds[:3]))
     replies = RingWriter(WriterEnd.of(fds[3:]))
-    try:
+    with contextlib.suppress(RingClosedError):  # the executor is gone or done
         _serve(rank, config, tasks, replies)
-    except RingClosedError:
-        pass  # the executor is gone or done
 
 
 def _serve(rank: int, config: EngineConfig, tasks: RingReader, replies: RingWriter) -> None:

@@ -8,7 +8,6 @@ from ..core.config import EngineConfig
 from ..core.errors import ConfigurationError
 from ..core.step import ModelRunnerOutput, SchedulerOutput
 
-
 PendingStep = Callable[[], ModelRunnerOutput]
 """A step that was started: waits for what it draws. Called once, on any thread, in the order of the steps."""
 

@@ -23,6 +23,8 @@ _LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
 """A state takes 1 to 2 kB; the library's own limit would allow half a gigabyte for one grammar."""
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _MAX_MESSAGE = 500
 
 
@@ -112,4 +114,10 @@ def _library_grammar(spec: GrammarSpec) -> str:
 
 def _readable(message: str) -> str:
     """The library's message without its dump of the parser's state."""
-    return " ".join(re.split(r"<state>|<backtrace>|<non-verbose/>", message)[0].split())[:_MAX_MESSAGE]
+    text = " ".join(re.split(r"<state>|<backtrace>|<non-verbose/>", message)[0].split())[:_MAX_MESSAGE]
+    text = text.replace(_ONE_OF, "oneOf is only supported where its branches exclude each other; use anyOf")
+    unknown = _UNIMPLEMENTED.search(text)
+    if unknown is None:
+        return text
+    keywords = unknown.group(1).replace('"', "")
+    return text.replace(unknown.group(0), f"the JSON schema cannot be enforced here because of: {keywords}")

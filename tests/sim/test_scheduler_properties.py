@@ -22,17 +22,17 @@ def workloads(draw: st.DrawFn) -> dict:
     max_num_seqs = draw(st.integers(1, 8))
     chunked = draw(st.booleans())
     budget = draw(st.integers(max(max_num_seqs, 4), 40)) if chunked else max_model_len + draw(st.integers(0, 8))
-    config = dict(
-        block_size=block_size,
-        max_model_len=max_model_len,
-        num_blocks=1 + blocks_of_one + draw(st.integers(0, 2 * blocks_of_one)),
-        max_num_seqs=max_num_seqs,
-        budget=max(budget, max_num_seqs),
-        chunked=chunked,
-        overlap=draw(st.booleans()),
-        caching=draw(st.booleans()),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
-    )
+    config = {
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "num_blocks": 1 + blocks_of_one + draw(st.integers(0, 2 * blocks_of_one)),
+        "max_num_seqs": max_num_seqs,
+        "budget": max(budget, max_num_seqs),
+        "chunked": chunked,
+        "overlap": draw(st.booleans()),
+        "caching": draw(st.booleans()),
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+    }
     # Few distinct beginnings, so that prefixes are really shared.
     stems = draw(st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24), min_size=1, max_size=3))
     requests = []
@@ -40,15 +40,15 @@ def workloads(draw: st.DrawFn) -> dict:
         prompt = draw(st.sampled_from(stems)) + draw(st.lists(st.integers(0, VOCAB - 1), max_size=6))
         prompt = prompt[: max_model_len - 1]
         requests.append(
-            dict(
-                prompt=prompt,
-                max_tokens=draw(st.integers(1, max_model_len - len(prompt))),
-                seed=draw(st.integers(0, 3)),
-                priority=draw(st.integers(0, 2)),
-                eos=draw(st.lists(st.integers(0, VOCAB - 1), max_size=6)),
-                arrives=draw(st.integers(0, 12)),
-                aborts=draw(st.one_of(st.none(), st.none(), st.integers(0, 30))),
-            )
+            {
+                "prompt": prompt,
+                "max_tokens": draw(st.integers(1, max_model_len - len(prompt))),
+                "seed": draw(st.integers(0, 3)),
+                "priority": draw(st.integers(0, 2)),
+                "eos": draw(st.lists(st.integers(0, VOCAB - 1), max_size=6)),
+                "arrives": draw(st.integers(0, 12)),
+                "aborts": draw(st.one_of(st.none(), st.none(), st.integers(0, 30))),
+            }
         )
     return {"config": config, "requests": requests}
 
@@ -70,10 +70,10 @@ def play(workload: dict) -> Simulation:
             if request["arrives"] == tick:
                 keys = ("max_tokens", "seed", "priority", "eos")
                 simulation.add(handle, request["prompt"], **{key: request[key] for key in keys})
-            if request["aborts"] is not None and request["aborts"] == tick and handle in simulation.outputs:
-                if simulation.scheduler.abort(0, handle):
-                    simulation.finished[handle] = "abort"
-                    simulation.scheduler.check_integrity()
+            due = request["aborts"] == tick and handle in simulation.outputs
+            if due and simulation.scheduler.abort(0, handle):
+                simulation.finished[handle] = "abort"
+                simulation.scheduler.check_integrity()
         simulation.step()
         simulation.scheduler.check_integrity()
     simulation.run()
