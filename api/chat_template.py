@@ -107,7 +107,7 @@ class ChatTemplate:
         context |= {"messages": prepared, "tools": tools, "documents": documents}
         context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         try:
-            text = _render(template, context)
+            text = _render_calls(template, context)
         except _TEMPLATE_FAILURES as error:
             raise RequestError(f"the chat template refused the messages: {_reason(error)}", "messages") from error
         return _cut_at_mark(text) if continue_final_message else text
@@ -176,6 +176,32 @@ def _render(template: jinja2.Template, context: dict[str, Any]) -> str:
         if time.monotonic() > deadline:
             raise jinja2.TemplateError(f"it did not end within {_MAX_SECONDS:g} s")
     return "".join(pieces)
+
+
+def _render_calls(template: jinja2.Template, context: dict[str, Any]) -> str:
+    """Most templates write a call's arguments out as JSON; some (DeepSeek's) join them to a text as they are."""
+    try:
+        return _render(template, context)
+    except TypeError:
+        written = [_written(message) for message in context["messages"]]
+        if written == context["messages"]:
+            raise
+        return _render(template, context | {"messages": written})
+
+
+def _written(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls as JSON text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return message | {"tool_calls": [_written_call(call) for call in calls]}
+
+
+def _written_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or isinstance(function.get("arguments", ""), str):
+        return call
+    return call | {"function": function | {"arguments": _to_json(function["arguments"])}}
 
 
 def _prepare(message: dict[str, Any]) -> dict[str, Any]:

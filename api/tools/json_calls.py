@@ -189,7 +189,12 @@ class Llama3JsonParser(JsonCallParser):
     """``{"name": "f", "parameters": {...}}`` with nothing before it: Llama 3.1 to 3.3. ``;`` joins several calls."""
 
     markers = ("<|python_tag|>",)
-    template_signs = (("<|python_tag|>",), ("<|eom_id|>",), ("<|eot_id|>", '"parameters"'))
+    template_signs = (
+        ("<|python_tag|>",),
+        ("<|eom_id|>",),
+        ("<|eot_id|>", '"parameters"'),
+        ('"parameters": dictionary',),
+    )
     known_names_only = True
     frame = staticmethod(llama3_frame)
 

@@ -21,7 +21,7 @@ class PythonicParser(ToolParser):
     """
 
     markers = (_OPENING, _CLOSING)
-    template_signs = ((_OPENING,), ("func_name1(params_name1=params_value1",))
+    template_signs = ((_OPENING,), ("func_name1(",))
     known_names_only = True
 
     def run(self) -> Steps[None]:

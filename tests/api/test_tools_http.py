@@ -135,6 +135,16 @@ def test_tools_calls_and_results_reach_a_template_that_knows_them() -> None:
     )
 
 
+def test_arguments_are_json_text_for_a_template_that_joins_them_to_text() -> None:
+    engine = playing(
+        "Fine.",
+        "{{ tools }}{% for message in messages %}{{ message.role }}{% for call in message.tool_calls or [] %}"
+        "{{ ' ' + call['function']['name'] + call['function']['arguments'] }}{% endfor %};{% endfor %}",
+    )
+    both(engine, messages=CONVERSATION)
+    assert prompt_of(engine) == 'Noneuser;assistant set_lamp{"room": "x"};tool;'
+
+
 def test_a_template_without_tools_gets_them_in_words() -> None:
     engine = playing("Fine.")
     [answer] = both(engine, messages=[{"role": "system", "content": "Be kind."}, *CONVERSATION], tools=[LAMP])

@@ -24,6 +24,8 @@ from octavo.core.errors import ConfigurationError
         ("{{ '<|python_tag|>' }} {\"name\": function name, \"parameters\": dictionary}", "llama3_json"),
         ("<|eot_id|> {\"name\": function name, \"parameters\": dictionary}", "llama3_json"),
         ("[func_name1(params_name1=params_value1, ...)]", "pythonic"),
+        ("Use exact format: [func_name1(param1=value1), func_name2(...)] <|eot|>", "pythonic"),
+        ('<|eot|> {"name": function name, "parameters": dictionary of argument name and its value}', "llama3_json"),
         ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' }}", "deepseek_v3"),
         ("{{ messages }}", "hermes"),
         ("", "hermes"),
