@@ -9,7 +9,7 @@ from ...core.model_config import ModelConfig
 from ..attention.backend import AttentionBackend, AttentionPlan, Rotation
 from .linear import InputCutLinear, MergedLinear, OutputPart
 from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
-from .norm import HeadNorm
+from .norm import HeadNorm, RMSNorm
 from .weights import Shard, WeightSlot
 
 
@@ -58,11 +58,23 @@ class Attention:
         self._out: LinearOperator = UnloadedLinear()
 
     def __call__(
-        self, x: torch.Tensor, rotation: Rotation, attention: AttentionBackend, plan: AttentionPlan
-    ) -> torch.Tensor:
-        """x [T, hidden] to [T, hidden]."""
-        heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, H + 2 KH, D]
-        return self._out(attention.forward(self._layer, heads, self._num_kv_heads, self._norm, rotation, plan))
+        self,
+        change: torch.Tensor | None,
+        residual: torch.Tensor,
+        norm: RMSNorm,
+        rotation: Rotation,
+        attention: AttentionBackend,
+        plan: AttentionPlan,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend over ``norm(residual + change)``. Returns what is to be added to the residual stream, and the stream
+        with ``change`` (None in the first layer) in it; all [T, hidden]."""
+        if change is None:
+            qkv = self._qkv(norm(residual))
+        else:
+            qkv, residual = self._qkv.normed(change, residual, norm)
+        heads = qkv.view(qkv.shape[0], -1, self._head_dim)  # [T, H + 2 KH, D]
+        mixed = attention.forward(self._layer, heads, self._num_kv_heads, self._norm, rotation, plan)
+        return self._out(mixed), residual
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The checkpoint tensors under ``prefix``, which ends with a dot."""

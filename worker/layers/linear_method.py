@@ -8,6 +8,8 @@ from ...core.config import EngineConfig
 from ...core.errors import ConfigurationError
 from ...kernels.int8_linear import INPUT_MULTIPLE, dequantize_int8, int8_linear, quantize_int8
 from ...kernels.linear import linear, pack_weight, packed_linear, packing_supported
+from .norm import RMSNorm
+from .operators import Activation
 
 
 class LinearOperator(ABC):
@@ -21,6 +23,18 @@ class LinearOperator(ABC):
     @abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias`` for x [T, K]; returns [T, N]."""
+
+    def normed(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(self(norm(x + residual)), x + residual)``; either input may be overwritten."""
+        hidden, total = norm.add(x, residual)
+        return self(hidden), total
+
+    def gated(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm, activate: Activation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``normed``, with the gated activation on its first result."""
+        gate_up, total = self.normed(x, residual, norm)
+        return activate(gate_up), total
 
     def shares(self, weight: torch.Tensor) -> bool:
         """True if the operator multiplies by this very tensor, so that its memory is not its own."""
@@ -64,26 +78,6 @@ class PlainLinear(LinearOperator):
 
     def shares(self, weight: torch.Tensor) -> bool:
         return self.weight is weight
-
-
-class OneRowLinear(PlainLinear):
-    """A CUDA GPU's product: a kernel of our own for one row, where cuBLAS leaves memory bandwidth unused.
-
-    On an H200 it takes half to nine tenths of cuBLAS's time with one row, and more than it from two rows on.
-    """
-
-    __slots__ = ("matrix_vector",)
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        from ...kernels.triton.matrix_vector import matrix_vector
-
-        super().__init__(weight, bias)
-        self.matrix_vector = matrix_vector
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > 1:
-            return linear(x, self.weight, self.bias)
-        return self.matrix_vector(x, self.weight, self.bias)
 
 
 class PackedLinear(LinearOperator):
@@ -139,15 +133,6 @@ class PlainLinearMethod(LinearMethod):
         return PlainLinear(weight, bias)
 
 
-class OneRowLinearMethod(LinearMethod):
-    """Keeps weights as they are, for a CUDA GPU."""
-
-    name = "plain, own kernel for one row"
-
-    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearOperator:
-        return OneRowLinear(weight, bias)
-
-
 class PackedLinearMethod(LinearMethod):
     """Packs bfloat16 weights for the CPU."""
 
@@ -184,6 +169,8 @@ def choose_linear_method(config: EngineConfig, device: torch.device) -> LinearMe
     if on_cpu and config.model.dtype == "bfloat16" and packing_supported():
         dense = PackedLinearMethod()
     if device.type == "cuda" and config.model.dtype != "float32":
+        from .one_row_linear import OneRowLinearMethod  # needs Triton
+
         dense = OneRowLinearMethod()
     if config.model.quantization is None:
         return dense

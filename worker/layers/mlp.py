@@ -7,6 +7,7 @@ import torch
 from ...core.model_config import ModelConfig
 from .linear import InputCutLinear, MergedLinear, OutputPart
 from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
+from .norm import RMSNorm
 from .operators import Operators
 from .weights import Shard, WeightSlot
 
@@ -27,9 +28,12 @@ class GatedMLP:
         self._gate_up: LinearOperator = UnloadedLinear()
         self._down: LinearOperator = UnloadedLinear()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden] to [T, hidden]."""
-        return self._down(self._activate(self._gate_up(x)))
+    def __call__(
+        self, change: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The MLP of ``norm(residual + change)``, and the residual stream with ``change`` in it; all [T, hidden]."""
+        gated, residual = self._gate_up.gated(change, residual, norm, self._activate)
+        return self._down(gated), residual
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The checkpoint tensors under ``prefix``, which ends with a dot."""

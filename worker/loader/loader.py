@@ -85,13 +85,15 @@ def fill_from_folder(slots: list[WeightSlot], folder: Path, tied: bool) -> None:
 
 
 def fill_dummy(slots: list[WeightSlot], seed: int) -> None:
-    """Fill each slot with random values that keep activations of order 1. The same seed gives the same weights.
+    """Fill each slot with random values that keep activations of order 1.
 
-    Each tensor has its own stream, keyed by its name, so a rank draws the same numbers that the whole model would.
+    The same seed gives the same weights on the same kind of device, where they are drawn. Each tensor has its own
+    stream, keyed by its name, so a rank draws the same numbers that the whole model would.
     """
-    generator = torch.Generator()
+    device = slots[0].destination.device
+    generator = torch.Generator(device)
     for slot in slots:
-        tensor = torch.full(slot.shape, slot.dummy_center)
+        tensor = torch.full(slot.shape, slot.dummy_center, device=device)
         if slot.dummy_spread:
             generator.manual_seed(seed ^ zlib.crc32(slot.name.encode()))
             low, high = slot.dummy_center - slot.dummy_spread, slot.dummy_center + slot.dummy_spread

@@ -97,13 +97,8 @@ class CausalLM(ABC):
         rotation = attention.rotation(self.rotary, positions)
         change: torch.Tensor | None = None  # what the layer before adds to the residual stream
         for layer in self.layers:
-            if change is None:
-                hidden = layer.attention_norm(residual)
-            else:
-                hidden, residual = layer.attention_norm.add(change, residual)
-            mixed = layer.attention(hidden, rotation, attention, plan)
-            hidden, residual = layer.mlp_norm.add(mixed, residual)
-            change = layer.mlp(hidden)
+            change, residual = layer.attention(change, residual, layer.attention_norm, rotation, attention, plan)
+            change, residual = layer.mlp(change, residual, layer.mlp_norm)
         return self.norm(residual) if change is None else self.norm.add(change, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
