@@ -34,9 +34,8 @@ class RouteSchema:
         if self.text is not None:
             content[self.text] = {"schema": {"type": "string"}}
         if self.streams:
-            content["text/event-stream"] = {
-                "schema": {"type": "string", "description": "The answer as server-sent events."}
-            }
+            # No type: tools read this schema as that of the whole text, or of one event.
+            content["text/event-stream"] = {"schema": {"description": "The answer as server-sent events."}}
         responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
         for status in self.errors:
             error = {"application/json": {"schema": _reference(self.error)}}
