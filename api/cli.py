@@ -1,6 +1,7 @@
 """The ``octavo`` command. Each command's module is imported only when that command runs: ``--help`` is instant."""
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+
+def console() -> int:
+    """The ``octavo`` command itself: ``main`` in a process that ends with it."""
+    try:
+        return main()
+    finally:
+        # What is left is the interpreter's own end; a late signal must not change the exit code.
+        for late in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(late, signal.SIG_IGN)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,4 +92,4 @@ def _fail(error: Exception, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console())

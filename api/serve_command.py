@@ -1,6 +1,5 @@
 """``octavo serve``: the flags of the engine and of the server, put together and handed to the HTTP server."""
 
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -39,12 +38,7 @@ def serve(
     if not server.api_key:
         server = replace(server, api_key=keys_from_environment())
     server.set_up_logging()
-    try:
-        return run_server(with_model(engine or EngineArgs(), model), server)
-    finally:
-        # What is left is the interpreter's own end; a late signal must not change the exit code.
-        for late in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(late, signal.SIG_IGN)
+    return run_server(with_model(engine or EngineArgs(), model), server)
 
 
 def with_model(engine: EngineArgs, model: str | None) -> EngineArgs:
