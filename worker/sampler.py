@@ -93,9 +93,9 @@ class Sampler:
         sampling.apply_penalties(logits, penalties.rows, penalties.pool_rows, *past, *amounts)
 
     def _draw(self, logits: Tensor, batch: SamplingBatch, positions: Tensor) -> Tensor:
+        logits = logits.float()  # also for the best token: a CPU compares bfloat16 one by one
         if batch.num_greedy == batch.num_rows:
             return sampling.greedy(logits)
-        logits = logits.float()
         noise = sampling.uniform(batch.seeds, positions)
         # In a mixture, the best token of every row is cheaper than picking out the greedy rows.
         token_ids = sampling.greedy(logits) if batch.num_greedy else torch.empty_like(positions)
