@@ -265,7 +265,8 @@ def test_a_greedy_batch_is_one_argmax() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         Sampler().sample(logits, batch, positions)
     operations = {event.key for event in profile.key_averages() if event.key.startswith("aten::")}
-    assert operations - {"aten::as_strided"} == {"aten::argmax"}
+    # "to" float32 of float32 logits is no work.
+    assert operations - {"aten::as_strided", "aten::to"} == {"aten::argmax"}
 
 
 def test_operations_of_a_step_do_not_grow_with_the_rows() -> None:
