@@ -208,9 +208,9 @@ PROGRAM = """
     import sys
     from octavo import LLM, SamplingParams
     llm = LLM(sys.argv[1], dtype="float32", max_model_len=512)
-    print("ready", flush=True)
     params = SamplingParams(max_tokens=400, ignore_eos=True)
     try:
+        print("ready", flush=True)
         while True:
             llm.generate(["the hat"] * 4, params)
     except KeyboardInterrupt:
