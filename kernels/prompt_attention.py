@@ -1,4 +1,4 @@
-"""Attention of one chunk of a prompt over all keys of its sequence so far, in tiles of queries."""
+"""Attention of chunks of prompts over all keys of their sequences so far, in tiles of queries."""
 
 import torch
 
@@ -14,34 +14,34 @@ def prompt_attention(
     out: torch.Tensor,
     window: int | None = None,
 ) -> None:
-    """Causal attention of the last N tokens of a sequence; fills ``out`` [N, H, D].
+    """Causal attention of the last N tokens of R sequences of equal length; fills ``out`` [R, N, H, D].
 
-    ``query`` is [N, H, D], the last N of the S tokens that ``key`` and ``value`` [S, KH, D] hold. The matrix products
-    of one tile of queries touch only keys that the tile can see, and only the square on the diagonal needs a mask.
-    On CPUs this is two to three times as fast as ``scaled_dot_product_attention``, which multiplies tiny tiles. Scores
-    are rounded to the query's dtype before the softmax.
+    ``query`` is [R, N, H, D], the last N of the S tokens that ``key`` and ``value`` [R, S, KH, D] hold. The matrix
+    products of one tile of queries touch only keys that the tile can see, and only the square on the diagonal needs a
+    mask. On CPUs this is two to three times as fast as ``scaled_dot_product_attention``, which multiplies tiny tiles.
+    Scores are rounded to the query's dtype before the softmax.
     """
-    num_queries, num_heads, head_dim = query.shape
-    num_kv_heads = key.shape[1]
+    rows, num_queries, num_heads, head_dim = query.shape
+    num_keys, num_kv_heads = key.shape[1:3]
     group = num_heads // num_kv_heads
-    before = key.shape[0] - num_queries
-    keys = (key * scale).permute(1, 2, 0).contiguous()  # [KH, D, S]
-    values = value.transpose(0, 1).contiguous()  # [KH, S, D]
+    before = num_keys - num_queries
+    keys = (key * scale).permute(0, 2, 3, 1).reshape(rows * num_kv_heads, head_dim, num_keys)
+    values = value.transpose(1, 2).reshape(rows * num_kv_heads, num_keys, head_dim)
     future = _future(min(TILE, num_queries), query)
     for start in range(0, num_queries, TILE):
         size = min(TILE, num_queries - start)
         end = before + start + size
         first = 0 if window is None else max(0, end - size - window + 1)
-        tile = query[start : start + size].view(size, num_kv_heads, group, head_dim)
-        tile = tile.permute(1, 2, 0, 3).reshape(num_kv_heads, group * size, head_dim)
-        scores = torch.bmm(tile, keys[:, :, first:end]).view(num_kv_heads, group, size, end - first)
+        tile = query[:, start : start + size].unflatten(2, (num_kv_heads, group))
+        tile = tile.permute(0, 2, 3, 1, 4).reshape(rows * num_kv_heads, group * size, head_dim)
+        scores = torch.bmm(tile, keys[:, :, first:end]).unflatten(1, (group, size))
         scores[..., -size:].add_(future[:size, :size])
         if window is not None:
             _hide_past(scores, window)
-        weights = torch.softmax(scores, -1).view(num_kv_heads, group * size, end - first)
-        mixed = torch.bmm(weights, values[:, first:end]).view(num_kv_heads, group, size, head_dim)
-        target = out[start : start + size].view(size, num_kv_heads, group, head_dim)
-        target.copy_(mixed.permute(2, 0, 1, 3))
+        weights = torch.softmax(scores, -1).flatten(1, 2)
+        mixed = torch.bmm(weights, values[:, first:end]).view(rows, num_kv_heads, group, size, head_dim)
+        target = out[:, start : start + size].unflatten(2, (num_kv_heads, group))
+        target.copy_(mixed.permute(0, 3, 1, 2, 4))
 
 
 def _future(size: int, like: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ Shapes: S rows, V vocabulary. Logits are float32; masked tokens are ``-inf``. A 
 masked, or NaN) gives token 0, except that a greedy row with a NaN gives the first NaN's id.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,8 @@ MAX_LOGIT = 1e30
 """Penalties cannot raise a logit above this, so that no infinity reaches softmax."""
 
 _MORE_CANDIDATES = 4096
+_GREEDY_PART = 1024
+_GREEDY_LEAST_PART = 64
 _FEW = 64
 _WEIGHT_SCALE = 2.0**50
 _CPU_ELEMENTS = 400_000
@@ -60,8 +63,17 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The best token of each row, int64 [S]; the lowest id wins a tie."""
-    return logits.argmax(dim=-1)
+    """The best token of each row, int64 [S]; the lowest id wins a tie, and a NaN beats every number."""
+    rows, vocab = logits.shape
+    part = math.gcd(vocab, _GREEDY_PART)
+    if logits.device.type != "cpu" or part < _GREEDY_LEAST_PART:
+        return logits.argmax(dim=-1)
+    # A CPU finds the largest value with vector instructions, its place one element after another: the place is looked
+    # for only in the part that holds it. 32 rows of 49152 take 0.09 ms instead of 0.45.
+    parts = logits.view(rows, -1, part)
+    best = parts.amax(dim=-1).argmax(dim=-1)
+    inside = parts[torch.arange(rows), best].argmax(dim=-1)
+    return best * part + inside
 
 
 def draw_plain(scaled: Tensor, noise: Tensor, min_p: Tensor | None) -> Tensor:

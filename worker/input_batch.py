@@ -86,7 +86,7 @@ class InputBatch:
         """Remember the tokens (device, int64 [S]) drawn in these slots."""
         if slots is not self._drawn_slots:
             self._drawn_slots, self._device_drawn_slots = slots, self._tensor(slots)
-        self.mirror.last_tokens[self._device_drawn_slots] = token_ids
+        self.mirror.last_tokens.index_copy_(0, self._device_drawn_slots, token_ids)
 
     def advance_decodes(self) -> np.ndarray:
         """Count one token of each decoding slot as computed, for a step whose inputs the device makes by itself."""
@@ -96,44 +96,65 @@ class InputBatch:
     def advance(self, chunks: list[Chunk]) -> StepInputs:
         """The inputs of this step; its tokens count as computed from here on."""
         decodes = self.decodes
-        slots = np.concatenate((decodes, [chunk.slot for chunk in chunks])).astype(np.int64) if chunks else decodes
+        if not chunks:
+            return self._advance_one_each(decodes)
+        slots = np.concatenate((decodes, [chunk.slot for chunk in chunks])).astype(np.int64)
         lengths = np.ones(len(slots), dtype=np.int64)
         lengths[len(decodes) :] = [chunk.num_tokens for chunk in chunks]
         starts = self._num_computed[slots]
-        positions = starts.copy() if not chunks else _positions(starts, lengths)
         self._num_computed[slots] = seq_lens = starts + lengths
-        layout = self._layout(slots, lengths, positions, seq_lens, len(decodes))
-        input_ids = self.mirror.last_tokens[self._tensor(decodes)]
-        if chunks:
-            prompt = np.concatenate([self._known[c.slot][end - c.num_tokens : end] for c, end in self._ends(chunks)])
-            input_ids = torch.cat((input_ids, self._tensor(prompt.astype(np.int64))))
+        query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=query_start_loc[1:])
+        positions = _positions(starts, lengths)
+        layout = self._layout(slots, np.repeat(slots, lengths), positions, seq_lens, query_start_loc, len(decodes))
+        prompt = np.concatenate([self._known[c.slot][end - c.num_tokens : end] for c, end in self._ends(chunks)])
+        decoded = self.mirror.last_tokens[self._tensor(decodes)]
+        input_ids = torch.cat((decoded, self._tensor(prompt.astype(np.int64))))
         draws = np.ones(len(slots), dtype=bool)
         draws[len(decodes) :] = [chunk.samples for chunk in chunks]
         return StepInputs(
             layout=layout,
             input_ids=input_ids,
             sampling_slots=slots[draws],
-            sampling_tokens=self._tensor(layout.query_start_loc[1:][draws].astype(np.int64) - 1) if chunks else None,
+            sampling_tokens=self._tensor(layout.query_start_loc[1:][draws].astype(np.int64) - 1),
             draw_positions=self._tensor(seq_lens[draws]),
+        )
+
+    def _advance_one_each(self, slots: np.ndarray) -> StepInputs:
+        """``advance`` where every row decodes: each array is one operation away from the last."""
+        self._num_computed[slots] = seq_lens = self._num_computed[slots] + 1
+        query_start_loc = np.arange(len(slots) + 1, dtype=np.int32)
+        layout = self._layout(slots, slots, seq_lens - 1, seq_lens, query_start_loc, len(slots))
+        return StepInputs(
+            layout=layout,
+            input_ids=self.mirror.last_tokens[self._tensor(slots)],
+            sampling_slots=slots,
+            sampling_tokens=None,
+            draw_positions=self._tensor(seq_lens),
         )
 
     def _ends(self, chunks: list[Chunk]) -> list[tuple[Chunk, int]]:
         return [(chunk, int(self._num_computed[chunk.slot])) for chunk in chunks]
 
     def _layout(
-        self, slots: np.ndarray, lengths: np.ndarray, positions: np.ndarray, seq_lens: np.ndarray, num_decodes: int
+        self,
+        slots: np.ndarray,
+        owners: np.ndarray,
+        positions: np.ndarray,
+        seq_lens: np.ndarray,
+        query_start_loc: np.ndarray,
+        num_decodes: int,
     ) -> BatchLayout:
-        query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=query_start_loc[1:])
+        """``slots`` of the rows, and of the tokens (``owners``)."""
         width = -(-int(seq_lens.max()) // self._block_size)
-        owners = np.repeat(slots, lengths)
         blocks = self._block_table[owners, positions // self._block_size].astype(np.int64)
-        device_slots, device_seq_lens = self._tensor(slots), self._tensor(seq_lens.astype(np.int32))
+        seq_lens = seq_lens.astype(np.int32)
+        device_slots, device_seq_lens = self._tensor(slots), self._tensor(seq_lens)
         self.mirror.computed(device_slots, device_seq_lens)
         return BatchLayout(
             num_decodes=num_decodes,
             query_start_loc=query_start_loc,
-            seq_lens=seq_lens.astype(np.int32),
+            seq_lens=seq_lens,
             positions=self._tensor(positions),
             block_table=self.mirror.block_table[device_slots, :width],
             slot_mapping=self._tensor(blocks * self._block_size + positions % self._block_size),

@@ -12,6 +12,7 @@ from ...kernels.prompt_attention import prompt_attention
 from ..batch_layout import BatchLayout
 from .backend import AttentionBackend, AttentionPlan
 from .decode_groups import group_rows
+from .prompt_groups import PromptGroup, group_prompts
 
 _GROUP_OVERHEAD_BYTES = 256 * 1024
 """One more decode group costs about as much time as gathering and attending this many bytes of keys."""
@@ -72,19 +73,19 @@ class DecodeGroup:
 
 @dataclass(slots=True)
 class PromptChunk:
-    """One prompt row: tokens ``start:stop`` of the batch, the last ones of a sequence of ``length``."""
+    """A later part of a prompt: tokens ``start:stop`` of the batch, the last ones of a sequence of ``length``."""
 
     start: int
     stop: int
     length: int
-    gathered: Gathered | None
-    """Keys and values [1, S, KH, D] of the sequence; None if the chunk is all of it, whose keys are at hand."""
+    gathered: Gathered
+    """Keys and values [1, S, KH, D] of the sequence."""
 
 
 class TorchAttentionPlan(AttentionPlan):
     """One step for ``TorchAttentionBackend``."""
 
-    __slots__ = ("chunks", "cleared_blocks", "groups", "num_decodes", "slot_mapping")
+    __slots__ = ("chunks", "cleared_blocks", "groups", "num_decodes", "prompts", "slot_mapping")
 
     def __init__(
         self,
@@ -92,20 +93,22 @@ class TorchAttentionPlan(AttentionPlan):
         cleared_blocks: torch.Tensor | None,
         num_decodes: int,
         groups: list[DecodeGroup],
+        prompts: list[PromptGroup],
         chunks: list[PromptChunk],
     ) -> None:
         self.slot_mapping = slot_mapping
         self.cleared_blocks = cleared_blocks
         self.num_decodes = num_decodes
         self.groups = groups
+        self.prompts = prompts
         self.chunks = chunks
 
 
 class TorchAttentionBackend(AttentionBackend):
     """Gathers keys and values by block table and attends with dense operators.
 
-    Decode rows are batched in groups of similar length. Prompt chunks are attended one by one: the first chunk of a
-    prompt directly, later ones over the gathered cache.
+    Decode rows are batched in groups of similar length, and so are prompts that begin in this step, whose keys are at
+    hand. Later chunks of prompts are attended one by one over the gathered cache.
     """
 
     name = "torch"
@@ -151,9 +154,13 @@ class TorchAttentionBackend(AttentionBackend):
     def plan(self, layout: BatchLayout) -> TorchAttentionPlan:
         sizes = -(-layout.seq_lens // self._block_size)  # blocks of each row
         groups = self._plan_groups(layout, sizes[: layout.num_decodes]) if layout.num_decodes else []
-        chunks = [self._plan_chunk(layout, row, int(sizes[row])) for row in range(layout.num_decodes, layout.num_rows)]
-        cleared = self._blocks_to_clear(layout, sizes)
-        return TorchAttentionPlan(layout.slot_mapping, cleared, layout.num_decodes, groups, chunks)
+        lengths = np.diff(layout.query_start_loc)
+        begun = layout.num_decodes + np.flatnonzero((lengths == layout.seq_lens)[layout.num_decodes :])
+        prompts = group_prompts(layout.query_start_loc[begun].astype(np.int64), lengths[begun], self._device)
+        later = layout.num_decodes + np.flatnonzero((lengths < layout.seq_lens)[layout.num_decodes :])
+        chunks = [self._plan_chunk(layout, int(row), int(sizes[row])) for row in later]
+        cleared = self._blocks_to_clear(layout, sizes, lengths)
+        return TorchAttentionPlan(layout.slot_mapping, cleared, layout.num_decodes, groups, prompts, chunks)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
@@ -164,20 +171,19 @@ class TorchAttentionBackend(AttentionBackend):
         if plan.cleared_blocks is not None:
             clear_blocks(cache.keys, cache.values, plan.cleared_blocks)
         write_kv(key, value, cache.key_slots, cache.value_slots, plan.slot_mapping)
-        if not plan.chunks and len(plan.groups) == 1:
+        if len(plan.groups) == 1 and not plan.prompts and not plan.chunks:
             return self._attend_group(query, cache, plan.groups[0], window)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in plan.groups:
             rows = slice(0, plan.num_decodes) if group.rows is None else group.rows
             part = self._attend_group(query[rows], cache, group, window)
             out[rows] = part.view(group.num_rows, self._num_heads, self._head_dim)
+        for prompts in plan.prompts:
+            prompts.attend(query, key, value, self._scale, out, window)
         for chunk in plan.chunks:
             here = slice(chunk.start, chunk.stop)
-            if chunk.gathered is None:
-                keys, values = key[here], value[here]
-            else:
-                keys, values = (gathered[0, : chunk.length] for gathered in chunk.gathered.fill(cache))
-            prompt_attention(query[here], keys, values, self._scale, out[here], window)
+            keys, values = (gathered[:, : chunk.length] for gathered in chunk.gathered.fill(cache))
+            prompt_attention(query[None, here], keys, values, self._scale, out[None, here], window)
         return out.view(query.shape[0], -1)
 
     def _attend_group(
@@ -209,9 +215,8 @@ class TorchAttentionBackend(AttentionBackend):
 
     def _plan_chunk(self, layout: BatchLayout, row: int, size: int) -> PromptChunk:
         start, stop = int(layout.query_start_loc[row]), int(layout.query_start_loc[row + 1])
-        length = int(layout.seq_lens[row])
-        first = stop - start == length
-        return PromptChunk(start, stop, length, None if first else self._gather_to(layout.block_table[row, :size], 1))
+        gathered = self._gather_to(layout.block_table[row, :size], 1)
+        return PromptChunk(start, stop, int(layout.seq_lens[row]), gathered)
 
     def _gather_to(self, blocks: torch.Tensor, rows: int) -> Gathered:
         """Room in the scratch memory for the blocks int32 [B] of so many rows."""
@@ -242,9 +247,10 @@ class TorchAttentionBackend(AttentionBackend):
             masks[window] = zeros.masked_fill_(hidden, -torch.inf)
         return masks
 
-    def _blocks_to_clear(self, layout: BatchLayout, sizes: np.ndarray) -> torch.Tensor | None:
-        """Blocks that this step begins but does not fill, int64, or None. See ``kernels.kv_write.clear_blocks``."""
-        first_new = layout.seq_lens - np.diff(layout.query_start_loc)
+    def _blocks_to_clear(self, layout: BatchLayout, sizes: np.ndarray, lengths: np.ndarray) -> torch.Tensor | None:
+        """Blocks that this step, with ``lengths`` [R] tokens per row, begins but does not fill, int64, or None. See
+        ``kernels.kv_write.clear_blocks``."""
+        first_new = layout.seq_lens - lengths
         last = sizes - 1  # the only block of a row that can be partly filled
         begun = (last * self._block_size >= first_new) & (layout.seq_lens % self._block_size != 0)
         rows = np.flatnonzero(begun)
