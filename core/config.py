@@ -5,6 +5,9 @@ import msgspec
 from .errors import ConfigurationError
 from .model_config import ModelConfig
 
+DECODER_WORKER = "octavo.worker.worker:Worker"
+ENCODER_WORKER = "octavo.worker.encoder_worker:EncoderWorker"
+
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The paged KV cache."""
@@ -57,7 +60,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "uni"
     """``uni`` (in the engine's process) or ``mp`` (each rank in its own)."""
     tensor_parallel_size: int = 1
-    worker: str = "octavo.worker.worker:Worker"
+    worker: str = DECODER_WORKER
     """The worker class, as ``module:name``."""
 
 
@@ -69,6 +72,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     """Threads of one CPU operation. None: one per core the process may use."""
     load_format: str = "auto"
+    cuda_graphs: bool = True
+    """Replay decode steps as CUDA graphs; without them each kernel is launched by itself."""
     seed: int = 0
     """Of dummy weights and of the seeds given to requests without one."""
 

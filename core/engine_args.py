@@ -6,9 +6,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from .config import CacheConfig, DeviceConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from .config import (
+    DECODER_WORKER,
+    ENCODER_WORKER,
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from .errors import ConfigurationError
-from .model_config import read_model_config
+from .model_config import ModelConfig, read_model_config
 
 
 @dataclass(kw_only=True)
@@ -36,6 +44,10 @@ class EngineArgs:
     max_model_len: int | None = None
     """Most tokens of one request, prompt and output together. Without it, the model's own limit."""
 
+    pooling: Literal["auto", "last", "mean", "cls"] = "auto"
+    """Which hidden states make a prompt's vector. auto: as sentence-transformers' files in the model's folder say, else
+    the mean for encoders, the last token for decoders."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. auto takes a CUDA GPU if there is one."""
 
@@ -44,6 +56,9 @@ class EngineArgs:
 
     num_threads: int | None = None
     """Threads of one operation on the CPU. Without it, one per core."""
+
+    enforce_eager: bool = False
+    """Record no CUDA graphs of decode steps: slower, for looking at single kernels."""
 
     block_size: int | None = None
     """Tokens in one KV-cache block. Without it, what the attention backend is fastest with: 16, or 128 for flash."""
@@ -104,29 +119,25 @@ class EngineArgs:
             self.max_model_len,
             self.quantization,
             prefer_bfloat16=device == "cuda" or cpu_has_bfloat16(),
+            pooling=self.pooling,
         )
+        whole_prompts = model.is_encoder or not self.enable_chunked_prefill
         if self.max_num_batched_tokens is not None:
             budget = self.max_num_batched_tokens
         else:
             budget = 8192 if device == "cuda" else 2048
-            if not self.enable_chunked_prefill:
+            if whole_prompts:
                 budget = max(budget, model.max_model_len)
         return EngineConfig(
             model=model,
             tokenizer=None if self.skip_tokenizer_init else str(tokenizer or folder),
-            cache=CacheConfig(
-                block_size=self.block_size or self._default_block_size(device),
-                num_blocks=self.num_gpu_blocks_override,
-                memory_bytes=self.kv_cache_memory_bytes,
-                memory_utilization=self.gpu_memory_utilization,
-                enable_prefix_caching=self.enable_prefix_caching,
-            ),
+            cache=self._no_cache(model, budget) if model.is_encoder else self._cache(device),
             scheduler=SchedulerConfig(
                 max_num_seqs=min(self.max_num_seqs, budget),
                 max_num_batched_tokens=budget,
                 max_model_len=model.max_model_len,
                 policy=self.scheduling_policy,
-                enable_chunked_prefill=self.enable_chunked_prefill,
+                enable_chunked_prefill=not whole_prompts,
                 overlap=self.overlap_scheduling,
                 check_integrity=self.check_integrity,
                 log_decisions=os.environ.get("OCTAVO_LOG_SCHEDULER") == "1",
@@ -134,18 +145,46 @@ class EngineArgs:
             parallel=ParallelConfig(
                 executor=self.distributed_executor_backend,
                 tensor_parallel_size=self.tensor_parallel_size,
+                worker=ENCODER_WORKER if model.is_encoder else DECODER_WORKER,
             ),
             device=DeviceConfig(
                 device=device,
                 attention_backend=self.attention_backend,
                 num_threads=self.num_threads,
                 load_format=self.load_format,
+                cuda_graphs=not self.enforce_eager,
                 seed=self.seed,
             ),
             max_model_len_given=self.max_model_len is not None,
             max_logprobs=self.max_logprobs,
             log_requests=not self.disable_log_requests,
         )
+
+    def _cache(self, device: str) -> CacheConfig:
+        return CacheConfig(
+            block_size=self.block_size or self._default_block_size(device),
+            num_blocks=self.num_gpu_blocks_override,
+            memory_bytes=self.kv_cache_memory_bytes,
+            memory_utilization=self.gpu_memory_utilization,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
+
+    def _no_cache(self, model: ModelConfig, budget: int) -> CacheConfig:
+        """An encoder keeps no keys and values. Its blocks are places in the batch: without memory behind them, one for
+        each request, as large as a prompt can be; so nothing that counts blocks has to know."""
+        for name in ("block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
+            if getattr(self, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigurationError(
+                    f"{flag}: {model.architecture} is an encoder and has no KV cache; leave it out"
+                )
+        if budget < model.max_model_len:
+            raise ConfigurationError(
+                f"--max-num-batched-tokens ({budget}) must hold a whole prompt of --max-model-len "
+                f"({model.max_model_len}) tokens: an encoder cannot work on parts of one"
+            )
+        places = min(self.max_num_seqs, budget)
+        return CacheConfig(block_size=model.max_model_len, num_blocks=places + 1, enable_prefix_caching=False)
 
     def resolved_device(self) -> str:
         """``cpu`` or ``cuda``. Looks for the driver's device file, because asking torch would cost its import."""

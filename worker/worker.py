@@ -117,7 +117,7 @@ class Worker:
         self._attention.allocate(num_blocks)
         self._runner = ModelRunner(self._config, self._device, self._model, self._attention, self._grammars)
         self._warm_up()
-        if self._device.type == "cuda" and self._attention.name != "torch":
+        if self._device.type == "cuda" and self._config.device.cuda_graphs and self._attention.name != "torch":
             self._record_decodes()
         ledger = {"weights": self._model.weight_bytes, "kv cache": num_blocks * self._attention.bytes_per_block}
         ledger |= self._ledger

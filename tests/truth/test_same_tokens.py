@@ -11,27 +11,11 @@ from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
-from greedy_truth import GreedyTruth
+from greedy_truth import GreedyTruth, prompts_of
 
 from octavo import LLM, SamplingParams
 
-TEXTS = (
-    "The capital of France is",
-    "def fibonacci(n):\n    ",
-    "Once upon a time, in a village by the sea, there lived",
-    "Water boils at 100 degrees because",
-)
-LENGTHS = [1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 31, 32, 33, 48, 64, 65, 100, 127, 128, 200, 256, 384, 555, 900]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-
-
-def prompts_of(tokenizer: Any) -> list[list[int]]:
-    """One prompt of each length, of real words."""
-    ids: list[int] = []
-    while len(ids) < max(LENGTHS):
-        for number, text in enumerate(TEXTS):
-            ids += tokenizer.encode(f"{text} {len(ids) + number}. ")
-    return [ids[7 * place : 7 * place + length] for place, length in enumerate(LENGTHS)]
 
 
 def answers(llm: LLM, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:

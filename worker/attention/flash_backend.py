@@ -36,7 +36,13 @@ class FlashAttentionBackend(TritonAttentionBackend):
         self._least_query_len = _ROWS_OF_A_TILE // (shape.num_heads // shape.num_kv_heads) + 1
 
     def _attend_chunks(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, plan: FusedPlan
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        plan: FusedPlan,
+        window: int | None,
     ) -> None:
         first = plan.num_decodes
         starts = plan.query_start_loc[first:]
@@ -51,4 +57,5 @@ class FlashAttentionBackend(TritonAttentionBackend):
             max_seqlen_k=plan.max_seq_len,
             softmax_scale=self._scale,
             is_causal=True,
+            window_size_left=-1 if window is None else window - 1,
         )[0]

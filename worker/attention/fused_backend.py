@@ -16,7 +16,8 @@ from .backend import AttentionBackend, AttentionPlan, Rotation
 class CacheShape:
     """The paged cache of all layers, and the heads that attend over it."""
 
-    num_layers: int
+    windows: tuple[int | None, ...]
+    """For each layer, how many of the last tokens it sees; None: all."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -53,7 +54,7 @@ class FusedAttentionBackend(AttentionBackend):
     def bytes_per_block(self) -> int:
         shape = self.shape
         row = shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-        return 2 * shape.num_layers * shape.block_size * row
+        return 2 * len(shape.windows) * shape.block_size * row
 
     def allocate(self, num_blocks: int) -> None:
         shape = self.shape
@@ -64,7 +65,7 @@ class FusedAttentionBackend(AttentionBackend):
                 torch.zeros(size, dtype=shape.dtype, device=shape.device),
                 torch.zeros(size, dtype=shape.dtype, device=shape.device),
             )
-            for _ in range(shape.num_layers)
+            for _ in shape.windows
         ]
 
     def plan(self, layout: BatchLayout) -> FusedPlan:
@@ -101,14 +102,20 @@ class FusedAttentionBackend(AttentionBackend):
         weight, eps = (norm.weight, norm.eps) if norm is not None else (None, 0.0)
         rope_and_cache(heads.flatten(1), positions, table, plan.slot_mapping, keys, values, query, weight, eps)
         out = torch.empty_like(query)
-        self.attend_written(query, keys, values, out, plan)
+        self.attend_written(query, keys, values, out, plan, self.shape.windows[layer])
         return out.flatten(1)
 
     @abstractmethod
     def attend_written(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, plan: FusedPlan
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        plan: FusedPlan,
+        window: int | None,
     ) -> None:
-        """Attention of rotated queries [T, H, D] over the cache, into ``out`` [T, H, D]."""
+        """Attention of rotated queries [T, H, D] over the last ``window`` tokens in the cache, into ``out``."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
@@ -119,5 +126,5 @@ class FusedAttentionBackend(AttentionBackend):
         keys.view(-1, width).index_copy_(0, plan.slot_mapping, key.reshape(-1, width))
         values.view(-1, width).index_copy_(0, plan.slot_mapping, value.reshape(-1, width))
         out = torch.empty_like(query)
-        self.attend_written(query, keys, values, out, plan)
+        self.attend_written(query, keys, values, out, plan, self.shape.windows[layer])
         return out.flatten(1)

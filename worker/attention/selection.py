@@ -44,7 +44,7 @@ def select_backend(
     from .fused_backend import CacheShape
 
     shape = CacheShape(
-        model.num_layers, num_heads, num_kv_heads, model.head_dim, config.cache.block_size, dtype, device
+        layer_windows(model), num_heads, num_kv_heads, model.head_dim, config.cache.block_size, dtype, device
     )
     if name == "triton":
         from .triton_backend import TritonAttentionBackend
@@ -82,8 +82,6 @@ def _obstacle_to_kernels(config: EngineConfig, device: torch.device) -> str | No
         return f"the only one that runs on {device.type}"
     if size < 16 or size & (size - 1):
         return f"the kernels need a block size that is a power of two from 16, not {size}"
-    if any(window is not None for window in layer_windows(config.model)):
-        return "the kernels do not serve models with a sliding window yet"
     return None
 
 

@@ -18,15 +18,27 @@ class TritonAttentionBackend(FusedAttentionBackend):
         self._scratch = allocate_scratch(rows, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.device)
 
     def attend_written(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, plan: FusedPlan
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        plan: FusedPlan,
+        window: int | None,
     ) -> None:
         if plan.num_decodes:
-            self._attend_decodes(query, keys, values, out, plan)
+            self._attend_decodes(query, keys, values, out, plan, window)
         if plan.num_rows > plan.num_decodes:
-            self._attend_chunks(query, keys, values, out, plan)
+            self._attend_chunks(query, keys, values, out, plan, window)
 
     def _attend_decodes(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, plan: FusedPlan
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        plan: FusedPlan,
+        window: int | None,
     ) -> None:
         for first in range(0, plan.num_decodes, self._scratch.max_batch):
             rows = slice(first, min(first + self._scratch.max_batch, plan.num_decodes))
@@ -39,10 +51,17 @@ class TritonAttentionBackend(FusedAttentionBackend):
                 out[rows],
                 self._scratch,
                 self._scale,
+                window,
             )
 
     def _attend_chunks(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, plan: FusedPlan
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        plan: FusedPlan,
+        window: int | None,
     ) -> None:
         rows = slice(plan.num_decodes, plan.num_rows)
         starts = plan.query_start_loc[plan.num_decodes :]
@@ -55,4 +74,5 @@ class TritonAttentionBackend(FusedAttentionBackend):
             plan.block_table[rows],
             out,
             self._scale,
+            window,
         )
