@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+LAYER  := $(VENV)/clients
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 HOST   ?= 127.0.0.1
 PORT   ?= 8000
@@ -12,7 +13,7 @@ ARGS   ?=
 # GNU OpenMP's threads spin while they wait, which starves the other processes of a test run on few cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help install install-dev serve test test-gpu check format wheel clean
+.PHONY: help install install-dev serve test test-clients test-gpu check format wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +39,18 @@ serve: install  ## serve the default model on 127.0.0.1:8000 (ARGS="MODEL --flag
 
 test: install-dev  ## the whole test suite (ARGS="tests/core -k name" for a part)
 	$(BIN)/pytest $(ARGS)
+
+test-clients: $(LAYER)/.installed  ## LangChain, LiteLLM and lm-eval against a live server
+	$(LAYER)/bin/python -P -m pytest -m clients tests/contract $(ARGS)
+
+# The clients bring some sixty packages and a plugin of pytest's, which .venv is kept free of. Their environment is a layer
+# over it: what .venv has, torch above all, is found there, and only what is missing is installed.
+$(LAYER)/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv $(LAYER)
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	  > "$$($(LAYER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/octavo-layer.pth"
+	$(LAYER)/bin/python -m pip --disable-pip-version-check install --constraint constraints.txt --editable '.[clients]'
+	@touch $@
 
 test-gpu: install-dev  ## only the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)

@@ -10,7 +10,7 @@ from .chat_template import ChatTemplate
 from .reasoning import ReasoningFormat, ReasoningMachine, reasoning_format
 from .server_args import ServerArgs
 from .tools.forced import ForcedCallParser
-from .tools.mixed_grammar import answer_or_calls
+from .tools.mixed_grammar import answer_or_calls, text_and_calls
 from .tools.registry import tool_parser_class
 from .tools.tool_parser import ToolParser
 from .tools.tool_use import ToolUse
@@ -59,22 +59,32 @@ class AnswerPlan:
     ) -> StructuredOutputs | None:
         """What the whole answer is held to: the call that is forced, or ``given``, the request's own constraint.
 
-        JSON that a request asks for leaves calls possible where the format of calls allows it. ``loose``: see
+        JSON that a request asks for leaves calls possible where the format of calls allows it, and calls of functions
+        that are defined as strict are held to their schemas where it has a clear opening. ``loose``: see
         ``ToolUse.answer_schema``.
         """
         if tools is None or tools.mode == "none":
             return given
         if tools.forced:
             return StructuredOutputs(json=tools.answer_schema(loose))
-        frame = None if self.tool_parser is None else self.tool_parser.frame
-        if given is None or frame is None:
+        parser = self.tool_parser
+        if parser is None or parser.frame is None:
             return given
+        if given is None:
+            held = any(tool.strict for tool in tools.tools) and bool(parser.openings) and not self._marks_reasoning
+            return text_and_calls(tools, parser.frame, parser.openings[0]) if held else None
         try:
             spec = given.spec()
-            mixed = StructuredOutputs(grammar=answer_or_calls(spec.text, tools, frame))
+            mixed = StructuredOutputs(grammar=answer_or_calls(spec.text, tools, parser.frame))
         except RequestError:
             return given  # what is wrong with it is told where it is compiled
         return mixed if spec.kind == JSON_SCHEMA else given
+
+    @property
+    def _marks_reasoning(self) -> bool:
+        """True if reasoning is marked by special tokens, which no grammar of text lets a model write."""
+        tags = self.reasoning
+        return tags is not None and not self._special.isdisjoint((tags.opening, tags.closing))
 
     def needs_special_tokens(self, request: AnswerRequest) -> bool:
         """True if the markup to be read is special tokens, which the text is usually without."""

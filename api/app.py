@@ -32,6 +32,18 @@ from .messages.fields import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
 from .messages.protocol import CountTokensRequest, MessageError, MessageObject, MessagesRequest, TokenCount
 from .metrics import Metrics
 from .openapi import RouteSchema, component_schemas, describe_keys
+from .pooling_endpoints import PoolingEndpoints
+from .pooling_protocol import (
+    EMBEDDING_FIELDS,
+    RERANK_FIELDS,
+    SCORE_FIELDS,
+    EmbeddingList,
+    EmbeddingRequest,
+    Ranking,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 from .protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .protocol_answers import (
     ChatCompletion,
@@ -41,6 +53,7 @@ from .protocol_answers import (
     ModelCard,
     ModelList,
     TokenizeAnswer,
+    TokenizerInfo,
     Version,
 )
 from .responses.endpoints import ResponsesEndpoints
@@ -48,6 +61,7 @@ from .responses.fields import RESPONSES_FIELDS
 from .responses.protocol import DeletedResponse, ItemList, ResponseObject, ResponsesRequest
 from .server_args import ServerArgs
 from .service_endpoints import ServiceEndpoints
+from .streaming import SERVER_SEND
 from .tracing import TRACING, Tracing
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -86,6 +100,7 @@ def build_app(context: ServerContext, metrics: Metrics, tracing: Tracing | None 
     _add_routes(add, generation, ServiceEndpoints(context, metrics))
     _add_responses_routes(add, ResponsesEndpoints(context, generation))
     _add_messages_routes(add, MessagesEndpoints(context, generation))
+    _add_pooling_routes(add, PoolingEndpoints(context, generation))
     app.add_exception_handler(OctavoError, handle_octavo_error)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(RequestValidationError, handle_http_exception)
@@ -155,6 +170,7 @@ def _add_routes(
         service.detokenize,
         RouteSchema(DetokenizeAnswer, DetokenizeRequest, fields=DETOKENIZE_FIELDS, errors=(400, 404, 413)),
     )
+    add("GET", "/tokenizer_info", service.tokenizer_info, RouteSchema(TokenizerInfo, errors=(400,)))
     probe = RouteSchema(Health, errors=(503,), error=Health)
     add("GET", "/health", service.health, probe)
     add("GET", "/live", service.live, probe)
@@ -192,6 +208,16 @@ def _add_messages_routes(add: Callable[[str, str, Handler, RouteSchema], None], 
     )
 
 
+def _add_pooling_routes(add: Callable[[str, str, Handler, RouteSchema], None], pooling: PoolingEndpoints) -> None:
+    embeddings = RouteSchema(EmbeddingList, EmbeddingRequest, False, EMBEDDING_FIELDS, _GENERATION_ERRORS)
+    scores = RouteSchema(ScoreList, ScoreRequest, False, SCORE_FIELDS, _GENERATION_ERRORS)
+    ranking = RouteSchema(Ranking, RerankRequest, False, RERANK_FIELDS, _GENERATION_ERRORS)
+    add("POST", "/v1/embeddings", pooling.embeddings, embeddings)
+    add("POST", "/v1/score", pooling.score, scores)
+    add("POST", "/v1/rerank", pooling.rerank, ranking)
+    add("POST", "/rerank", pooling.rerank, ranking)
+
+
 def _use_struct_schemas(app: FastAPI, schemas: list[RouteSchema], keyed: bool) -> None:
     original = app.openapi
 
@@ -227,6 +253,7 @@ class RequestDoor:
         own_id = None if given is None else usable_request_id(given.decode("latin-1"))
         scope["octavo.request_id"] = own_id
         scope[TRACING] = self._tracing
+        scope[SERVER_SEND] = send
         if self._root_path:
             scope["root_path"] = self._root_path
         probe = inner_path(scope["path"], self._root_path) in PROBE_PATHS

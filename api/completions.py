@@ -20,21 +20,23 @@ MAX_COMPLETIONS = 4096
 """Of one request: prompts times ``n``."""
 
 
-def split_prompts(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+def split_prompts(
+    prompt: str | list[str | int | list[int]], param: str = "prompt", most: int = MAX_PROMPTS
+) -> tuple[list[str], list[list[int]]]:
     """The prompts of a request: either texts or lists of token ids, the other being empty. Raises ``RequestError``."""
     if isinstance(prompt, str):
         return [prompt], []
     if not prompt:
-        raise RequestError("prompt must not be an empty list", "prompt")
+        raise RequestError(f"{param} must not be an empty list", param)
     texts = [part for part in prompt if isinstance(part, str)]
     token_ids = [part for part in prompt if isinstance(part, int)]
     lists = [part for part in prompt if isinstance(part, list)]
     if len(token_ids) == len(prompt):
         return [], [token_ids]
     if len(prompt) not in (len(texts), len(lists)):
-        raise RequestError("prompt must hold only texts, only token ids or only lists of token ids", "prompt")
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed", "prompt")
+        raise RequestError(f"{param} must hold only texts, only token ids or only lists of token ids", param)
+    if len(prompt) > most:
+        raise RequestError(f"{param} has {len(prompt)} entries; at most {most} are allowed", param)
     return texts, lists
 
 

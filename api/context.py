@@ -14,6 +14,7 @@ from .errors import EngineLoadingError, ServerStoppingError
 from .open_requests import OpenRequests
 from .prompts import PromptEncoder
 from .server_args import ServerArgs
+from .shared_numbers import SharedNumbers
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -27,6 +28,7 @@ class ServerContext:
         args: ServerArgs,
         model_names: list[str],
         chat_template: ChatTemplate | None,
+        numbers: SharedNumbers | None = None,
     ) -> None:
         self.engine = engine
         self.args = args
@@ -35,7 +37,8 @@ class ServerContext:
         self.chat_template = chat_template
         """None: the model has none, or there is no tokenizer."""
         self.answers = AnswerPlan(args, chat_template, engine.tokenizer)
-        self.open_requests = OpenRequests(engine.config.scheduler.max_num_seqs + args.max_queued_requests)
+        limit = engine.config.scheduler.max_num_seqs + args.max_queued_requests
+        self.open_requests = OpenRequests(limit, numbers)
         self.encoder = PromptEncoder(engine)
         self.created = int(time.time())
         self.stopping = False

@@ -1,6 +1,6 @@
 """What the HTTP doors ask of an engine. ``AsyncLLM`` is one; the tests have another, which plays given tokens."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from ..core.config import EngineConfig
@@ -11,8 +11,10 @@ from ..core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     # Only for the types: their libraries must not hold up the start.
+    from ..core.pooling_params import PoolingParams
     from ..engine.input_processor import PreparedRequest
     from ..engine.tokenizer import Tokenizer
+    from ..engine.transport import EngineSeat
 
 
 class TokensPrompt(TypedDict):
@@ -37,6 +39,11 @@ class EngineInterface(Protocol):
         ...
 
     @property
+    def seats(self) -> "Sequence[EngineSeat]":
+        """Where other processes join the engine."""
+        ...
+
+    @property
     def dead_error(self) -> EngineError | None:
         """Why the engine is gone; None while it is not."""
         ...
@@ -47,7 +54,11 @@ class EngineInterface(Protocol):
         ...
 
     async def prepare(
-        self, prompt: TokensPrompt, sampling_params: SamplingParams, *, cache_salt: str | None = None
+        self,
+        prompt: TokensPrompt,
+        sampling_params: "SamplingParams | PoolingParams",
+        *,
+        cache_salt: str | None = None,
     ) -> "PreparedRequest":
         """All checks of a request without running it. Raises ``RequestError``."""
         ...
@@ -64,6 +75,10 @@ class EngineInterface(Protocol):
 
     async def wait_dead(self) -> EngineError:
         """Returns, with the cause, when the engine is gone."""
+        ...
+
+    def fail(self, cause: str) -> None:
+        """Gives the engine up, for a cause that it does not know of. Any thread may call this."""
         ...
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:

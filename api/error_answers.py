@@ -10,12 +10,14 @@ from starlette.responses import Response
 from ..core.errors import (
     EngineDeadError,
     EngineStartError,
+    OctavoError,
     OverloadedError,
     RequestError,
     RequestFailedError,
 )
 from .errors import EngineLoadingError, ServerStoppingError
 from .protocol_answers import ErrorAnswer, ErrorBody
+from .request_log import log_refusal
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +68,12 @@ def log_internal_error(error: Exception, what: str) -> None:
     logger.debug("traceback of the error above", exc_info=error)
 
 
-async def handle_octavo_error(_request: Request, error: Exception) -> Response:
+async def handle_octavo_error(request: Request, error: Exception) -> Response:
     """Exception handler for ``OctavoError``."""
     if error_status(error) == 500:
         log_internal_error(error, "a request failed")
+    if isinstance(error, OctavoError):
+        log_refusal(request.scope, error, error_status(error))
     return error_response(error)
 
 

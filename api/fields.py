@@ -7,14 +7,19 @@ A field of a request is one of four things, and none is dropped in silence:
     refused        known from the field's APIs, but not offered: 400, unless its value asks for nothing (null, default)
     unknown        a slip away from a known name: 400 with "did you mean"; else ignored, and named in the log and in the
                    response header ``x-octavo-ignored-fields`` (400 under ``--strict-fields``)
+
+Names within messages, tools and other objects are offered, without effect or unknown in the same way
+(``nested_fields.py``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from ..core.errors import RequestError, UnsupportedFieldError
+from .nested_fields import NestedNames, UnknownName
 from .protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -26,12 +31,13 @@ IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 MAX_UNKNOWN_FIELDS = 64
 
 # There is one grammar backend, so naming one changes nothing.
-_SHARED_WITHOUT_EFFECT = frozenset(
+SHARED_WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "guided_decoding_backend"}
 )
 
 _SHARED_REFUSED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
+    "top_a": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "early_stopping": (False,),
@@ -85,9 +91,9 @@ class EndpointFields:
         return frozenset(self.request_type.__struct_fields__)
 
 
-CHAT_FIELDS = EndpointFields(ChatCompletionRequest, _SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _CHAT_REFUSED)
+CHAT_FIELDS = EndpointFields(ChatCompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _CHAT_REFUSED)
 COMPLETION_FIELDS = EndpointFields(
-    CompletionRequest, _SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED | {"store": (False,)}
+    CompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED | {"store": (False,)}
 )
 TOKENIZE_FIELDS = EndpointFields(TokenizeRequest, refused={"chat_template": ()})
 DETOKENIZE_FIELDS = EndpointFields(DetokenizeRequest)
@@ -100,38 +106,36 @@ class FieldCheck:
         self._offered = fields.offered
         self._without_effect = fields.without_effect
         self._refused = fields.refused
-        self._known = sorted(self._offered | self._without_effect | fields.refused.keys())
+        self._known = tuple(sorted(self._offered | self._without_effect | fields.refused.keys()))
         self._strict = strict
+        self._nested = NestedNames(fields.request_type)
 
     def check(self, body: dict[str, msgspec.Raw]) -> list[str]:
         """The names of ignored fields. Raises ``RequestError`` for a refused one, a slip, and if strict any unknown."""
-        unknown = []
+        unknown: list[UnknownName] = []
         for name, raw in body.items():
             if name in self._offered or name in self._without_effect:
                 continue
             if name in self._refused:
                 self._refuse(name, raw)
             else:
-                unknown.append(name)
-        if not unknown:
-            return unknown
+                unknown.append(UnknownName("", name, self._known))
+        unknown += self._nested.unknown(body)
         if len(unknown) > MAX_UNKNOWN_FIELDS:
             raise RequestError(
                 f"the request has {len(unknown)} unknown fields; at most {MAX_UNKNOWN_FIELDS} are allowed"
             )
-        for name in unknown:
-            meant = nearest_name(name, self._known)
+        shown = [_shown(one.place + one.name) for one in unknown]
+        for one, told in zip(unknown, shown, strict=True):
+            meant = nearest_name(one.name, one.known)
             if meant is not None:
-                raise RequestError(
-                    f"unknown field {_shown(name)}; did you mean {meant!r}?", _shown(name), code="unknown_parameter"
-                )
-        if self._strict:
+                reason = f"did you mean {one.place + meant!r}?"
+                raise RequestError(f"unknown field {told}; {reason}", told, "unknown_parameter")
+        if self._strict and shown:
             raise RequestError(
-                f"unknown field {_shown(unknown[0])}; this server runs with --strict-fields",
-                _shown(unknown[0]),
-                code="unknown_parameter",
+                f"unknown field {shown[0]}; this server runs with --strict-fields", shown[0], "unknown_parameter"
             )
-        return [_shown(name) for name in unknown]
+        return shown
 
     def _refuse(self, name: str, raw: msgspec.Raw) -> None:
         value = msgspec.json.decode(raw)
@@ -152,7 +156,7 @@ def _shown(name: str) -> str:
     return safe or "?"
 
 
-def nearest_name(name: str, known: list[str]) -> str | None:
+def nearest_name(name: str, known: Sequence[str]) -> str | None:
     """The known name that ``name`` is a slip away from, if there is one.
 
     A slip is another case or separator (``maxTokens``, ``max-tokens``), or one wrong, missing, doubled or swapped

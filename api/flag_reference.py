@@ -25,18 +25,20 @@ def flag_reference() -> str:
     """The content of ``docs/flags.md``."""
     # The benchmarks' modules import an HTTP client, so they wait until they are wanted.
     from .batch_command import BatchArgs
+    from .bench.core_cost import CoreCostArgs
     from .bench.latency import LatencyArgs
     from .bench.load import LoadArgs
     from .bench.startup import StartupArgs
     from .bench.throughput import ThroughputArgs
 
     sections = (
-        ("Engine: `octavo serve`, `octavo bench throughput`, `octavo bench latency`", EngineArgs),
+        ("Engine: `octavo serve`, `octavo bench throughput`, `latency`, `core`", EngineArgs),
         ("Server: `octavo serve`", ServerArgs),
         ("Batch: `octavo run-batch`", BatchArgs),
         ("Terminal: `octavo chat`, `octavo complete`", TerminalArgs),
         ("`octavo bench throughput`", ThroughputArgs),
         ("`octavo bench latency`", LatencyArgs),
+        ("`octavo bench core`", CoreCostArgs),
         ("`octavo bench serve`", LoadArgs),
         ("`octavo bench startup`", StartupArgs),
     )

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import numpy as np
 from msgspec import UNSET, UnsetType
 
 from ..core.outputs import RequestOutput, RequestTimings, TokenLogprobs
@@ -44,6 +45,8 @@ class ChoiceDelta:
     parts: list[Part] | None = None
     """What ``text`` is made of, as far as it is certain, where a request has tools or its model reasons. None: all of
     ``text`` is content."""
+    vector: np.ndarray | None = None
+    """Float32 [D]: the answer to a prompt that is pooled."""
 
 
 Event = PromptStarted | ChoiceDelta
@@ -134,6 +137,7 @@ class Generation:
     async def batches(self) -> AsyncGenerator[list[Event], None]:
         """Events, those of one engine output together. Raises ``RequestError``, ``EngineError``."""
         if len(self.prompts) == 1:
+            # Closing is what aborts; without it the request would run on until the collector finds the generator.
             async with aclosing(self._outputs(0)) as outputs:
                 async for output in outputs:
                     yield self._events(0, output)
@@ -142,13 +146,9 @@ class Generation:
                 async for prompt_index, output in merged:
                     yield self._events(prompt_index, output)
 
-    async def _outputs(self, prompt_index: int) -> AsyncGenerator[RequestOutput, None]:
+    def _outputs(self, prompt_index: int) -> AsyncGenerator[RequestOutput, None]:
         request_id = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{prompt_index}"
-        outputs = self.engine.generate(self.prompts[prompt_index], request_id=request_id)
-        # Closing is what aborts; without it the request would run on until the collector finds the generator.
-        async with aclosing(outputs):
-            async for output in outputs:
-                yield output
+        return self.engine.generate(self.prompts[prompt_index], request_id=request_id)
 
     async def _merged(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         # A queue of one item passes a slow reader's pace on to every engine stream, which then merges its deltas.
@@ -202,6 +202,7 @@ class Generation:
                 choice.logprobs,
                 choice.finish_reason,
                 choice.stop_reason,
+                vector=choice.vector,
             )
             if self._splitters is not None:
                 _split(delta, self._splitters[index])

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from ..core.errors import RequestError
 from ..core.sampling_params import SamplingParams
-from ..engine.input_processor import PreparedRequest
+from ..engine.input_processor import PreparedRequest, check_generates
 from .answer_plan import AnswerRequest
 from .body import BodyParser, ParsedBody
 from .chat import ChatCollector, ChatOptions, ChatStream, TemplateOptions, template_messages, template_variables
@@ -25,7 +25,7 @@ from .engine_interface import TokensPrompt
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS
 from .generation import Generation
 from .protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
-from .request_log import RequestLog
+from .request_log import RequestLog, keep_log
 from .sampling import check_logprobs, check_stream_options, rename_param, sampling_params
 from .streaming import CollectedResponse, EventStreamResponse
 from .structured import structured_field
@@ -43,8 +43,8 @@ class GenerationEndpoints:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        self._context.require_ready()
         log = self.request_log(request)
+        self._context.require_ready()
         body = await self._chat_bodies.parse(request)
         asked = body.request
         check_stream_options(asked)
@@ -63,6 +63,7 @@ class GenerationEndpoints:
 
         ``clamp``: asking for more tokens than the context leaves is no error, but means what it leaves.
         """
+        check_generates(self._context.engine.config)
         messages = template_messages(asked.messages)
         tools = tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
         self._context.answers.check(tools)
@@ -85,13 +86,14 @@ class GenerationEndpoints:
         template = TemplateOptions.of(
             asked.add_generation_prompt, asked.continue_final_message, template_variables(asked)
         )
-        params = params.replace(structured_outputs=self._context.answers.constraint(tools, params.structured_outputs))
-        if tools is not None and tools.forced:
+        given = params.structured_outputs
+        params = params.replace(structured_outputs=self._context.answers.constraint(tools, given))
+        if tools is not None and (tools.forced or given is None):
             renamed["structured_outputs"] = "tools"
         reading = AnswerRequest(
             tools,
             include_reasoning=asked.include_reasoning is not False,
-            constrained=params.structured_outputs is not None,
+            constrained=given is not None,
             open_text=messages[-1]["content"] if template.continue_final_message else "",
         )
         if self._context.answers.needs_special_tokens(reading):
@@ -126,13 +128,14 @@ class GenerationEndpoints:
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
-        self._context.require_ready()
         log = self.request_log(request)
+        self._context.require_ready()
         body = await self._completion_bodies.parse(request)
         asked = body.request
         check_stream_options(asked)
         model = self._context.resolve_model(asked.model)
         answer_id, engine_id = self._context.request_ids("cmpl", asked.request_id)
+        check_generates(self._context.engine.config)
         check_logprobs(asked.logprobs, self._context.engine.config.max_logprobs, "logprobs")
         check_logprobs(asked.prompt_logprobs, self._context.engine.config.max_logprobs, "prompt_logprobs")
         if asked.max_tokens == 0 and not asked.echo:
@@ -219,9 +222,9 @@ class GenerationEndpoints:
 
     def request_log(self, request: Request) -> RequestLog:
         """The log line of a request that has just come in."""
-        return RequestLog(
-            request.url.path, request.scope["octavo.request_id"], self._context.engine.config.log_requests
-        )
+        log = RequestLog(request.url.path, request.scope["octavo.request_id"], self._context.engine.config.log_requests)
+        keep_log(request.scope, log)
+        return log
 
     def _streamed(
         self, generation: Generation, writer: StreamWriter, log: RequestLog, body: ParsedBody[SamplingFields]

@@ -56,8 +56,9 @@ class HttpServer:
 
     def stop_accepting(self) -> None:
         """Refuse new connections at once; open ones go on."""
-        for server in self._server.servers:
-            server.close()
+        if self._server.started:
+            for server in self._server.servers:
+                server.close()
         self._listener.close()
 
     async def close(self) -> None:

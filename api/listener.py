@@ -20,7 +20,7 @@ def listening(args: ServerArgs) -> Iterator[socket.socket]:
     Raises ``ConfigurationError`` naming the port, the host or the path that cannot be had.
     """
     if args.uds is None:
-        with contextlib.closing(open_listener(args.host, args.port)) as listener:
+        with contextlib.closing(open_listener(args.host, args.port, args.api_server_count > 1)) as listener:
             yield listener
         return
     listener = open_unix_listener(args.uds)
@@ -35,11 +35,15 @@ def listening(args: ServerArgs) -> Iterator[socket.socket]:
                 os.unlink(args.uds)
 
 
-def open_listener(host: str, port: int) -> socket.socket:
-    """A socket that listens on ``host`` and ``port`` (0: a free one).
+def open_listener(host: str, port: int, shared: bool = False) -> socket.socket:
+    """A socket that listens on ``host`` and ``port`` (0: a free one). ``shared``: ``another_listener`` may join it.
 
     Raises ``ConfigurationError`` naming the port or the host that cannot be had.
     """
+    if shared and port:
+        open_listener(
+            host, port
+        ).close()  # whoever shares a port shares it with every server that does; ours is its own
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
@@ -50,6 +54,8 @@ def open_listener(host: str, port: int) -> socket.socket:
     try:
         # A port whose last server has just ended is free, though the kernel still waits for stray packets.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)
@@ -57,6 +63,19 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigurationError(_reason(error, host, port)) from error
     return listener
+
+
+def another_listener(listener: socket.socket) -> socket.socket:
+    """A socket for another process at the address of a shared one. Once it listens, and not before, the kernel hands it
+    an equal part of the connections. A Unix socket is handed on as it is: whoever is quicker takes a connection."""
+    if listener.family == socket.AF_UNIX:
+        return listener.dup()
+    another = socket.socket(listener.family, listener.type)
+    another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    another.bind(listener.getsockname())
+    another.setblocking(False)
+    return another
 
 
 def open_unix_listener(path: str) -> socket.socket:

@@ -12,11 +12,13 @@ from ..core.engine_args import EngineArgs
 from ..core.engine_input import AbortRequests
 from ..core.engine_output import EngineCoreOutputs, EngineReady
 from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
-from ..core.outputs import RequestOutput
+from ..core.outputs import EmbeddingOutput, RequestOutput
+from ..core.pooling_params import PoolingParams
 from ..core.sampling_params import RequestOutputKind, SamplingParams
 from ..engine.engine_setup import load_tokenizer, set_up_engine
-from ..engine.input_processor import InputProcessor, PromptInput
+from ..engine.input_processor import InputProcessor, PreparedRequest, PromptInput
 from ..engine.output_processor import OutputProcessor, RequestState
+from ..engine.scoring import check_pairs, make_scoring
 from ..engine.transport import EngineGone, TransportMessage
 from .chat_template import ChatTemplate
 
@@ -81,13 +83,49 @@ class LLM:
         """
         listed = _as_list(prompts)
         params = _params_for(listed, sampling_params)
+        prepared = [self._inputs.prepare(p, s) for p, s in zip(listed, params, strict=True)]
+        return self._run(prepared, "generating", use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """The vector of each prompt, in their order. Prompts and ``use_tqdm`` are as in ``generate``; so are errors."""
+        params = pooling_params or PoolingParams()
+        prepared = [self._inputs.prepare(prompt, params) for prompt in _as_list(prompts)]
+        return [EmbeddingOutput.of(output) for output in self._run(prepared, "embedding", use_tqdm)]
+
+    def score(
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+    ) -> list[float]:
+        """How well each ``second`` text fits the ``first``, or its own first text where there are as many of them.
+
+        A cross-encoder says it; of other models it is the cosine of the two vectors. Raises ``RequestError`` before
+        anything runs.
+        """
+        firsts, seconds = ([texts] if isinstance(texts, str) else list(texts) for texts in (first, second))
+        check_pairs(firsts, seconds, ("first", "second"))
+        if self.tokenizer is None:
+            raise RequestError("scores need a tokenizer, and none is loaded (skip_tokenizer_init)")
+        scoring, params = make_scoring(self.config.model), pooling_params or PoolingParams()
+        limit = params.cut_to(self._inputs.max_model_len)
+        prompts = scoring.prompts(self.tokenizer, firsts, seconds, params, limit)
+        outputs = self._run([self._inputs.prepare(*prompt) for prompt in prompts], "scoring", use_tqdm)
+        return scoring.scores([EmbeddingOutput.of(output).embedding for output in outputs], len(firsts))
+
+    def _run(self, prepared: list[PreparedRequest], what: str, use_tqdm: bool) -> list[RequestOutput]:
         if self._dead is not None:
             raise self._dead
-        prepared = [self._inputs.prepare(p, s) for p, s in zip(listed, params, strict=True)]
         states: list[RequestState] = []
         self._abort_unfinished()  # left by a call that an exception ended
         with _progress(use_tqdm, len(prepared)) as progress:
-            task = progress.add_task("generating", total=len(prepared), speed="")
+            task = progress.add_task(what, total=len(prepared), speed="")
             finished: set[RequestState] = set()
             try:
                 states.extend(self._start(request, finished, progress, task) for request in prepared)

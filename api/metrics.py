@@ -3,18 +3,16 @@
 Implements the engine's ``StatLogger``: the engine calls the ``record_`` methods, ``/metrics`` renders what they left.
 """
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ..core.config import EngineConfig
 from ..core.stats import FinishedRequestStats, SchedulerStats
+from .series import Counter, Gauge, Histogram
+from .shared_numbers import SharedNumbers
 
 METRICS_MEDIA_TYPE = CONTENT_TYPE_LATEST
 FINISH_REASONS = ("stop", "length", "abort")
@@ -47,26 +45,31 @@ def token_buckets(limit: int) -> list[int]:
     return buckets
 
 
-class Metrics:
-    """All metrics of one server, in a registry of their own."""
+class Metrics(Collector):
+    """All metrics of one server. Those that are told here, and in all other processes that share ``numbers``."""
 
-    def __init__(self, model_name: str, config: EngineConfig) -> None:
-        disable_created_metrics()  # a second series for each of ours, which no dashboard reads
-        self._registry = CollectorRegistry()
+    def __init__(self, model_name: str, config: EngineConfig, numbers: SharedNumbers | None = None) -> None:
+        self._numbers = numbers or SharedNumbers()
         self._model_name = model_name
         self._config = config
         self._counted = SchedulerStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+        self._families: list[Callable[[], Metric]] = []
         self._make_gauges()
         self._make_counters()
         self._make_histograms(config.model.max_model_len)
-        self._set_cache_config(config.cache.num_blocks)
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self._registry)
 
+    def collect(self) -> Iterator[Metric]:
+        """See Prometheus' ``Collector``."""
+        return (family() for family in self._families)
+
     def record_step(self, stats: SchedulerStats) -> None:
-        """The scheduler's state after a step."""
+        """The scheduler's state after a step. Told to one process of a server only."""
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_usage)
@@ -79,9 +82,8 @@ class Metrics:
         if tokens:
             self._iteration_tokens.observe(tokens)
             self._step_seconds.observe(stats.step_seconds)
-        if stats.num_blocks != self._counted.num_blocks:
-            # The null block is in the pool, though it is never handed out.
-            self._set_cache_config(stats.num_blocks + 1)
+        # The null block is in the pool, though it is never handed out.
+        self._num_blocks.set(stats.num_blocks + 1)
         self._counted = stats
 
     def record_first_token(self, seconds: float) -> None:
@@ -90,15 +92,15 @@ class Metrics:
         self._generation_tokens.inc()
 
     def record_tokens(self, count: int, seconds: float) -> None:
-        """A completion got ``count`` more tokens, ``seconds`` after its last ones."""
+        """``count`` completions got a token, each one ``seconds`` after its last."""
         self._generation_tokens.inc(count)
-        self._inter_token.observe(seconds / count)
+        self._inter_token.observe(seconds, count)
 
     def record_finished(self, stats: FinishedRequestStats) -> None:
         """A request ended."""
         # Of n completions only the very first token was told by record_first_token.
         self._generation_tokens.inc(max(0, min(stats.n, stats.num_generated_tokens) - 1))
-        self._success.labels(self._model_name, stats.finish_reason).inc()
+        self._success[stats.finish_reason].inc()
         self._prompt_tokens.inc(stats.num_prompt_tokens)
         self._cached_tokens.inc(stats.num_cached_tokens)
         self._e2e.observe(stats.e2e_seconds)
@@ -113,37 +115,67 @@ class Metrics:
     def record_status(self, status: int) -> None:
         """An HTTP request was answered with this status."""
         if status >= 400:
-            reason = REJECTIONS.get(status) or ("invalid" if status < 500 else "failed")
-            self._rejected.labels(self._model_name, reason).inc()
+            self._rejected[REJECTIONS.get(status) or ("invalid" if status < 500 else "failed")].inc()
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"octavo:{name}", text, ["model_name"], registry=self._registry)
-        return gauge.labels(self._model_name)
+        gauge = Gauge(self._numbers)
+
+        def family() -> Metric:
+            told = GaugeMetricFamily(f"octavo:{name}", text, labels=["model_name"])
+            told.add_metric([self._model_name], gauge.total)
+            return told
+
+        self._families.append(family)
+        return gauge
 
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"octavo:{name}", text, ["model_name"], registry=self._registry)
-        return counter.labels(self._model_name)
+        return self._counters(name, text, None, ("",))[""]
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] | list[int]) -> Histogram:
-        histogram = Histogram(f"octavo:{name}", text, ["model_name"], registry=self._registry, buckets=buckets)
-        return histogram.labels(self._model_name)
+    def _counters(self, name: str, text: str, label: str | None, values: Sequence[str]) -> dict[str, Counter]:
+        """One counter for each value of a label, all present from the start: the set of series never changes."""
+        counters = {value: Counter(self._numbers) for value in values}
+
+        def family() -> Metric:
+            labels = ["model_name"] if label is None else ["model_name", label]
+            told = CounterMetricFamily(f"octavo:{name}", text, labels=labels)
+            for value, counter in counters.items():
+                told.add_metric([self._model_name, value][: len(labels)], counter.total)
+            return told
+
+        self._families.append(family)
+        return counters
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        histogram = Histogram(self._numbers, bounds)
+
+        def family() -> Metric:
+            told = HistogramMetricFamily(f"octavo:{name}", text, labels=["model_name"])
+            told.add_metric([self._model_name], histogram.buckets, histogram.sum)
+            return told
+
+        self._families.append(family)
+        return histogram
 
     def _make_gauges(self) -> None:
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait to be scheduled.")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
-        self._cache_config = Gauge(
-            "octavo:cache_config_info",
-            "The KV cache's configuration, as labels; the value is 1.",
-            ["model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_utilization"],
-            registry=self._registry,
-        )
+        self._num_blocks = Gauge(self._numbers)
+        self._families.append(self._cache_config)
 
-    def _set_cache_config(self, num_blocks: int | None) -> None:
+    def _cache_config(self) -> Metric:
         cache = self._config.cache
-        labels = (self._model_name, cache.block_size, num_blocks, cache.enable_prefix_caching, cache.memory_utilization)
-        self._cache_config.clear()
-        self._cache_config.labels(*(str(label) for label in labels)).set(1)
+        labels = {
+            "model_name": self._model_name,
+            "block_size": cache.block_size,
+            "num_gpu_blocks": int(self._num_blocks.total) or cache.num_blocks,
+            "enable_prefix_caching": cache.enable_prefix_caching,
+            "gpu_memory_utilization": cache.memory_utilization,
+        }
+        text = "The KV cache's configuration, as labels; the value is 1."
+        told = GaugeMetricFamily("octavo:cache_config_info", text, labels=list(labels))
+        told.add_metric([str(label) for label in labels.values()], 1.0)
+        return told
 
     def _make_counters(self) -> None:
         self._preemptions = self._counter("num_preemptions", "Preemptions: a request gave its KV blocks to another.")
@@ -153,23 +185,15 @@ class Metrics:
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
         self._restarts = self._counter("engine_restarts", "Engines that took over from one that died.")
-        self._rejected = Counter(
-            "octavo:requests_rejected",
+        self._rejected = self._counters(
+            "requests_rejected",
             "HTTP requests that were answered with an error, by its kind.",
-            ["model_name", "reason"],
-            registry=self._registry,
+            "reason",
+            REJECTION_REASONS,
         )
-        for reason in REJECTION_REASONS:
-            self._rejected.labels(self._model_name, reason)
-        self._success = Counter(
-            "octavo:request_success",
-            "Ended requests, by the reason of their end.",
-            ["model_name", "finished_reason"],
-            registry=self._registry,
+        self._success = self._counters(
+            "request_success", "Ended requests, by the reason of their end.", "finished_reason", FINISH_REASONS
         )
-        for reason in FINISH_REASONS:
-            # Present from the start, so that the set of series never changes.
-            self._success.labels(self._model_name, reason)
 
     def _make_histograms(self, max_model_len: int) -> None:
         tokens = token_buckets(max_model_len)

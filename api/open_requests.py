@@ -8,6 +8,7 @@ from starlette.types import Receive
 
 from ..core.errors import OctavoError, OverloadedError
 from .errors import ClientGoneError
+from .shared_numbers import SharedNumbers
 
 
 class OpenRequest:
@@ -57,12 +58,13 @@ async def _client_gone(receive: Receive) -> None:
 class OpenRequests:
     """All requests being answered.
 
-    ``limit`` bounds their completions. A request is taken while the number is below the limit, however many it brings:
-    one that is larger than the limit must be possible on an idle server.
+    ``limit`` bounds their completions, over all processes that share ``numbers``. A request is taken while the number
+    is below the limit, however many it brings: one that is larger than the limit must be possible on an idle server.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.completions = 0
+    def __init__(self, limit: int | None = None, numbers: SharedNumbers | None = None) -> None:
+        self._numbers = numbers or SharedNumbers()
+        self._column = self._numbers.take()
         self._limit = limit
         self._open: set[OpenRequest] = set()
         self._none_open = asyncio.Event()
@@ -71,11 +73,17 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def completions(self) -> int:
+        """Of all open requests, in all processes."""
+        return int(self._numbers.total(self._column))
+
     def check_room(self) -> None:
         """Raises ``OverloadedError`` while there is no room for another request."""
-        if self._limit is not None and self.completions >= self._limit:
+        completions = self.completions
+        if self._limit is not None and completions >= self._limit:
             raise OverloadedError(
-                f"the server is busy: {self.completions} completions run or wait, the limit is {self._limit} "
+                f"the server is busy: {completions} completions run or wait, the limit is {self._limit} "
                 "(--max-num-seqs and --max-queued-requests); try again in a moment"
             )
 
@@ -83,7 +91,7 @@ class OpenRequests:
         """Note a new one. The caller gives it to ``remove`` when it is answered. Raises ``OverloadedError``."""
         self.check_room()
         request = OpenRequest(completions)
-        self.completions += completions
+        self._numbers.own[self._column] += completions
         self._open.add(request)
         self._none_open.clear()
         return request
@@ -92,7 +100,7 @@ class OpenRequests:
         """Forget an answered one."""
         if request in self._open:
             self._open.discard(request)
-            self.completions -= request.completions
+            self._numbers.own[self._column] -= request.completions
         if not self._open:
             self._none_open.set()
 

@@ -47,27 +47,37 @@ class PromptEncoder:
     async def encode_all(self, texts: list[str], add_special_tokens: bool, param: str) -> list[list[int]]:
         """Token ids of each text. Raises as ``encode`` does."""
         tokenizer = self.tokenizer
+        self.check_texts(texts, param)
         limit = self._engine.config.scheduler.max_model_len
-        longest = tokenizer.max_token_characters
-        for text in texts:
-            if len(text) > limit * longest:
-                raise ContextLengthError(
-                    f"the context holds {limit} tokens, prompt and answer together; this prompt of {len(text)} "
-                    f"characters has at least {-(-len(text) // longest)}. Shorten it",
-                    param,
-                )
 
         def encode() -> list[list[int]]:
+            for text in texts:
+                least = tokenizer.least_tokens(text, limit)
+                if least > limit:
+                    raise _too_long(text, limit, least, param)
             return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
         return await self.off_loop(sum(map(len, texts)), encode)
+
+    def check_texts(self, texts: list[str], param: str) -> None:
+        """Raises ``ContextLengthError`` for a text that cannot fit the context whatever its tokens are."""
+        limit = self._engine.config.scheduler.max_model_len
+        longest = self.tokenizer.max_token_characters
+        for text in texts:
+            if len(text) > limit * longest:
+                raise _too_long(text, limit, -(-len(text) // longest), param)
 
     def check_length(self, token_ids: list[int], param: str) -> None:
         """Raises ``ContextLengthError`` for more ids than the context holds, before anyone looks at each of them."""
         limit = self._engine.config.scheduler.max_model_len
         if len(token_ids) > limit:
-            raise ContextLengthError(f"the prompt has {len(token_ids)} tokens; the context holds {limit}", param)
+            raise ContextLengthError.over(limit, f"the prompt is too long: it has {len(token_ids)}", param)
 
     def close(self) -> None:
         """Ends the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _too_long(text: str, limit: int, least: int, param: str) -> ContextLengthError:
+    told = f"the prompt is too long: {len(text)} characters are at least {least} tokens"
+    return ContextLengthError.over(limit, told, param)

@@ -208,6 +208,18 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """Answer of ``/tokenizer_info``: what a client needs to use ``/tokenize`` as its tokenizer."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    vocab_size: int
+    """Number of ids, added tokens included."""
+    chat_template: str | None
+    """The model's own, Jinja source."""
+
+
 class Health(msgspec.Struct, omit_defaults=True):
     """Answer of ``/health``, ``/ready`` and ``/live``, with status 503 where it is a bad one."""
 

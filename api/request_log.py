@@ -1,16 +1,20 @@
-"""One log line per request that generated something, with the numbers people want. Never any text of it."""
+"""One log line per request that was to generate something, with the numbers people want. Never any text of it."""
 
 import logging
 import time
 from typing import Any
 
 import msgspec
+from starlette.types import Scope
 
+from ..core.errors import OctavoError, RequestError
 from ..core.logging import FIELDS
 from ..core.outputs import RequestTimings
 from .generation import Generation
 
 logger = logging.getLogger(__name__)
+
+_LOG = "octavo.request_log"
 
 
 class RequestLog:
@@ -21,6 +25,39 @@ class RequestLog:
         self._http_request_id = http_request_id
         self._enabled = enabled
         self._received = time.monotonic()
+
+    def refused(self, error: OctavoError, status: int) -> None:
+        """The request did not get as far as a generation. The error's message stays out: it may quote the request."""
+        if not self._enabled:
+            return
+        code, param = (error.code, error.param) if isinstance(error, RequestError) else (None, None)
+        # A path within the request may hold names that the client has chosen.
+        shown = "".join(letter if " " <= letter < "\x7f" else "?" for letter in (param or "")[:96])
+        total = time.monotonic() - self._received
+        logger.info(
+            "%s: error %d%s%s, total %.3f s%s",
+            self._endpoint,
+            status,
+            "" if code is None else f" {code}",
+            f" ({shown})" if shown else "",
+            total,
+            self._told_id,
+            extra={
+                FIELDS: {
+                    "event": "refusal",
+                    "x_request_id": self._http_request_id,
+                    "endpoint": self._endpoint,
+                    "outcome": f"error {status}",
+                    "code": code,
+                    "param": shown or None,
+                    "total_ms": round(1000 * total, 3),
+                }
+            },
+        )
+
+    @property
+    def _told_id(self) -> str:
+        return "" if self._http_request_id is None else f", x-request-id {self._http_request_id}"
 
     def finished(self, generation: Generation) -> None:
         """The request was answered in full."""
@@ -45,7 +82,7 @@ class RequestLog:
             outcome,
             _times(generation),
             total,
-            "" if self._http_request_id is None else f", x-request-id {self._http_request_id}",
+            self._told_id,
             extra={FIELDS: self._fields(generation, outcome, total)},
         )
 
@@ -62,6 +99,18 @@ class RequestLog:
             "completion_tokens": generation.num_completion_tokens,
             "total_ms": round(1000 * total, 3),
         } | msgspec.structs.asdict(generation.times_told)
+
+
+def keep_log(scope: Scope, log: RequestLog) -> None:
+    """Have it at hand for ``log_refusal``."""
+    scope[_LOG] = log
+
+
+def log_refusal(scope: Scope, error: OctavoError, status: int) -> None:
+    """Write the line of a request that ends with an error before it generated anything, if such requests have one."""
+    log: RequestLog | None = scope.get(_LOG)
+    if log is not None:
+        log.refused(error, status)
 
 
 def _times(generation: Generation) -> str:

@@ -9,12 +9,13 @@ Nothing heavy is imported at the top: a port in use must be told in well under a
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.engine_args import EngineArgs
 from ..core.errors import ConfigurationError, EngineDeadError, OctavoError
@@ -24,9 +25,13 @@ from .engine_interface import EngineInterface
 from .errors import ServerStoppingError
 from .listener import listener_url, listening
 from .server_args import ServerArgs
+from .shared_numbers import SharedNumbers
 from .stat_relay import StatRelay
 from .tls import server_tls
 from .tracing import check_tracing, open_tracing
+
+if TYPE_CHECKING:
+    from .api_family import ApiFamily, ApiPlace
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +54,7 @@ def run_server(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     def start_engine(relay: StatRelay) -> EngineInterface:
         from ..engine.async_llm import AsyncLLM
 
-        return AsyncLLM.from_engine_args(engine_args, stat_loggers=[relay])
+        return AsyncLLM.from_engine_args(engine_args, [relay], num_clients=server_args.api_server_count)
 
     return serve_engine(start_engine, engine_args.model or DEFAULT_MODEL_NAME, server_args)
 
@@ -66,14 +71,15 @@ def serve_engine(start_engine: StartEngine, model_name: str, server_args: Server
     with listening(server_args) as listener:
         try:
             # Until the loop takes the signals, they end whatever runs as Ctrl-C does, so that clean-up is not skipped.
-            with _signals_interrupt(), asyncio.Runner(loop_factory=_new_loop) as runner:
+            with _signals_interrupt(), asyncio.Runner(loop_factory=new_loop) as runner:
                 runner.run(_serve(start_engine, names, server_args, listener))
         except KeyboardInterrupt:
             logger.info("stopped while starting")
     return 0
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """What an API process runs on."""
     import uvloop
 
     return uvloop.new_event_loop()
@@ -99,9 +105,16 @@ async def _serve(start_engine: StartEngine, names: list[str], args: ServerArgs, 
     engine = start_engine(relay)
     timeline.mark("engine started, tokenizer loaded")
     try:
-        stop = StopSignals()
-        stop.install()
-        await ServerLife(engine, args, names, listener, stop, relay, timeline).run()
+        from .api_family import ApiFamily, ApiPlace
+
+        place = ApiPlace(args, names, listener, SharedNumbers(args.api_server_count))
+        family = ApiFamily(engine, place)
+        try:
+            stop = StopSignals()
+            stop.install()
+            await ServerLife(engine, place, family, stop, relay, timeline).run()
+        finally:
+            await asyncio.to_thread(family.close)
     finally:
         await engine.shutdown()
 
@@ -125,14 +138,13 @@ class StopSignals:
 
 
 class ServerLife:
-    """One engine behind one listening socket, from loading to the end."""
+    """One engine behind one listening socket, from loading to the end, in one of the server's API processes."""
 
     def __init__(
         self,
         engine: EngineInterface,
-        args: ServerArgs,
-        model_names: list[str],
-        listener: socket.socket,
+        place: "ApiPlace",
+        family: "ApiFamily",
         stop: StopSignals,
         relay: StatRelay,
         timeline: StartupTimeline,
@@ -144,30 +156,42 @@ class ServerLife:
         from .http_server import HttpServer
         from .metrics import Metrics
 
+        args, model_names = place.args, place.model_names
         tokenizer = engine.tokenizer
         if tokenizer is None and args.chat_template is not None:
             raise ConfigurationError("--chat-template needs a tokenizer; leave out --skip-tokenizer-init")
         template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, args.chat_template)
-        metrics = Metrics(model_names[0], engine.config)
+        metrics = Metrics(model_names[0], engine.config, place.numbers)
         relay.target = metrics
         self._engine = engine
         self._args = args
+        self._index = place.index
+        self._family = family
         self._stop = stop
         tls = server_tls(args)
-        self._url = listener_url(listener, args.host, "http" if tls is None else "https")
-        self._context = ServerContext(engine, args, model_names, template)
+        self._url = listener_url(place.listener, args.host, "http" if tls is None else "https")
+        self._context = ServerContext(engine, args, model_names, template, place.numbers)
+        self._context.created = place.created
         self._tracing = open_tracing(args.otlp_endpoint, model_names[0])
-        self._http = HttpServer(build_app(self._context, metrics, self._tracing), listener, tls)
+        self._http = HttpServer(build_app(self._context, metrics, self._tracing), place.listener, tls)
         self._timeline = timeline
 
     async def run(self) -> None:
         """Returns after a clean end. Raises ``EngineStartError``, ``EngineDeadError``."""
-        await self._http.start()
-        self._timeline.mark("HTTP server up")
-        logger.info("listening on %s, loading %s", self._url, self._context.model_names[0])
+        if self._index == 0:
+            await self._http.start()
+            self._timeline.mark("HTTP server up")
+            logger.info("listening on %s, loading %s", self._url, self._context.model_names[0])
         try:
             if await self._unless_stopped(self._engine.wait_ready()):
-                self._tell_ready()
+                # What the start has made stays. Looking through it again would hold up every stream for long.
+                gc.freeze()
+                if self._index == 0:
+                    self._tell_ready()
+                else:
+                    # Not before: a server that is ready as a whole must not say that it loads.
+                    await self._http.start()
+                    logger.info("serving on %s, too", self._url)
                 if await self._unless_stopped(self._engine.wait_dead()):
                     await self._tell_death()
             await self._drain()
@@ -201,15 +225,18 @@ class ServerLife:
     async def _tell_death(self) -> NoReturn:
         """Let every client know, then raise the cause."""
         error = self._engine.dead_error or EngineDeadError("the engine is gone")
-        logger.error("the engine died; ending %d open requests", len(self._context.open_requests))
+        logger.error("%s; ending %d open requests", error, len(self._context.open_requests))
+        self._family.tell_gone(str(error))
         await asyncio.sleep(DEATH_LINGER_SECONDS)
         await self._end_requests(error)
+        await self._family.wait_ended(END_SECONDS)
         raise error
 
     async def _drain(self) -> None:
         """Let open requests go on for ``shutdown_timeout`` or until a second signal, then end what is left."""
         requests = self._context.open_requests
         self._context.stopping = True
+        self._family.tell_stop()
         self._http.stop_accepting()
         if len(requests):
             logger.info(
@@ -219,12 +246,19 @@ class ServerLife:
             )
         else:
             logger.info("stopping")
-        drained = asyncio.create_task(requests.wait_none(self._args.shutdown_timeout))
+        drained = asyncio.create_task(self._all_done(self._args.shutdown_timeout))
         hurried = asyncio.create_task(self._stop.second.wait())
         await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done():
+            self._family.tell_stop()
         drained.cancel()
         hurried.cancel()
         await self._end_requests(ServerStoppingError("the server is stopping; this request was not finished"))
+        await self._family.wait_ended(2 * END_SECONDS)
+
+    async def _all_done(self, timeout: float) -> None:
+        """Until no request is open in any process; at most so long."""
+        await asyncio.gather(self._context.open_requests.wait_none(timeout), self._family.wait_ended(timeout))
 
     async def _end_requests(self, error: OctavoError) -> None:
         requests = self._context.open_requests

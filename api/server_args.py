@@ -5,11 +5,13 @@ Settings of the model and the engine are in ``core/engine_args.py``.
 
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..core.errors import ConfigurationError
 
+MAX_API_SERVERS = 64
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -53,6 +55,9 @@ class ServerArgs:
 
     root_path: str = ""
     """Path prefix under which a reverse proxy serves this server."""
+
+    api_server_count: int = 1
+    """Processes that read requests and write answers, all for one engine. More than one where that is the limit."""
 
     uds: str | None = None
     """Path of a Unix socket to listen on, in place of host and port."""
@@ -100,6 +105,12 @@ class ServerArgs:
         """Raises ``ConfigurationError`` naming the flag of a setting that cannot be used."""
         if not 0 <= self.port <= 65535:
             raise ConfigurationError(f"--port must be between 0 and 65535, not {self.port}")
+        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
+            raise ConfigurationError(
+                f"--api-server-count must be between 1 and {MAX_API_SERVERS}, not {self.api_server_count}"
+            )
+        if self.api_server_count > 1 and sys.platform != "linux":
+            raise ConfigurationError("--api-server-count above 1 needs Linux; leave it out")
         if self.max_body_bytes < 1:
             raise ConfigurationError(f"--max-body-bytes must be at least 1, not {self.max_body_bytes}")
         if self.responses_store_size < 0:

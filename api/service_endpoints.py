@@ -15,7 +15,15 @@ from .dialect import encode_json
 from .fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from .metrics import METRICS_MEDIA_TYPE, Metrics
 from .protocol import DetokenizeRequest, TokenizeRequest
-from .protocol_answers import DetokenizeAnswer, Health, ModelCard, ModelList, TokenizeAnswer, Version
+from .protocol_answers import (
+    DetokenizeAnswer,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    TokenizerInfo,
+    Version,
+)
 from .tools.tool_use import tool_use
 
 
@@ -92,6 +100,18 @@ class ServiceEndpoints:
         texts = [encoder.tokenizer.token_text(token_id) for token_id in ids] if asked.return_token_strs else None
         answer = TokenizeAnswer(count=len(ids), max_model_len=self._context.max_model_len, tokens=ids, token_strs=texts)
         return json_response(answer, headers=body.headers)
+
+    async def tokenizer_info(self, _request: Request) -> Response:
+        """The tokenizer's special tokens and its chat template, for clients that tokenize here."""
+        tokenizer = self._context.encoder.tokenizer
+        answer = TokenizerInfo(
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            pad_token=tokenizer.pad_token,
+            vocab_size=tokenizer.vocab_size,
+            chat_template=tokenizer.chat_template,
+        )
+        return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""

@@ -25,7 +25,7 @@ class StatRelay:
             self.target.record_first_token(seconds)
 
     def record_tokens(self, count: int, seconds: float) -> None:
-        """New tokens of a completion."""
+        """Tokens after the first, of one step and so long after the last."""
         if self.target is not None:
             self.target.record_tokens(count, seconds)
 

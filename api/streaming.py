@@ -23,6 +23,10 @@ HEADERS_AFTER = 1.0
 IDLE_SECONDS = 10.0
 """Silence after which a stream of a dialect that has an event for it says that it is still there."""
 
+SERVER_SEND = "octavo.send"
+"""Key of the scope under which the server's own ``send`` is. What is around it on the way out looks only at how a
+response starts; a stream's chunks, one for each token, need not pass through it."""
+
 ERROR_SEND_SECONDS = 1.0
 """A reader that has stalled does not get to hold up the end of its own stream."""
 
@@ -140,6 +144,11 @@ class EventStreamResponse(GenerationResponse):
         self._started = False
         self._num_sent = 0
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ``GenerationResponse``."""
+        self._send_body: Send = scope.get(SERVER_SEND, send)
+        await super().__call__(scope, receive, send)
+
     async def produce(self, send: Send) -> None:
         """Send the chunks of every event as it comes."""
         idle = asyncio.create_task(self._fill_silence(send)) if self.idle_chunk else None
@@ -147,7 +156,10 @@ class EventStreamResponse(GenerationResponse):
             async with aclosing(self.generation.batches()) as batches:
                 await self._send_chunk(send, self._writer.write(await self._first(batches, send)))
                 async for events in batches:
-                    await self._send_chunk(send, self._writer.write(events))
+                    chunk = self._writer.write(events)
+                    if chunk:
+                        self._num_sent += 1
+                        await self._send_body({"type": "http.response.body", "body": chunk, "more_body": True})
                 await self._send_chunk(send, self._writer.end())
         finally:
             if idle is not None:
@@ -210,4 +222,4 @@ class EventStreamResponse(GenerationResponse):
             await self._start(send)
         if chunk:
             self._num_sent += 1
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await self._send_body({"type": "http.response.body", "body": chunk, "more_body": True})

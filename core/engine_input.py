@@ -5,11 +5,12 @@ from typing import Any
 import msgspec
 
 from .grammar import GrammarSpec
+from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag="add"):
-    """One completion to generate, everything resolved against the model: ids, limits, seed."""
+    """One completion to generate, or one prompt to pool, everything resolved against the model: ids, limits, seed."""
 
     request_id: str
     handle: int
@@ -30,6 +31,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     """Tokens generated before (a resumed request); int32, native order."""
     grammar: GrammarSpec | None = None
     """What the output must satisfy; ``params.structured_outputs`` made ready to compile."""
+    whole_prompt: bool = False
+    """Compute every token of the prompt, whatever of it is cached."""
+    pooling: PoolingParams | None = None
+    """Generate nothing: the answer is the vector of the prompt. Of ``params`` only the priority means something."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="abort"):

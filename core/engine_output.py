@@ -47,6 +47,14 @@ class PromptLogprobsDelta(msgspec.Struct, frozen=True, array_like=True, gc=False
     ranks: list[int]
 
 
+class PooledDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The vector of a request that pools. Its end is in the same message."""
+
+    handle: int
+    values: bytes
+    """float32, native order."""
+
+
 class UtilityResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The answer to a ``UtilityCall``."""
 
@@ -69,6 +77,13 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     prompt_logprobs: list[PromptLogprobsDelta] = []
     results: list[UtilityResult] = []
     stats: SchedulerStats | None = None
+    """For client 0 alone."""
+    pooled: list[PooledDelta] = []
+
+    @property
+    def has_news(self) -> bool:
+        """There is something in it for its client."""
+        return bool(self.handles or self.started or self.finished or self.prompt_logprobs or self.stats)
 
 
 class EngineHello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="hello"):

@@ -56,6 +56,11 @@ class ContextLengthError(RequestError):
 
     code = "context_length_exceeded"
 
+    @classmethod
+    def over(cls, limit: int, detail: str, param: str) -> "ContextLengthError":
+        """For a context of ``limit`` tokens, in the words by which clients tell this error from others."""
+        return cls(f"this model's maximum context length is {limit} tokens; {detail}", param)
+
 
 class UnsupportedFieldError(RequestError):
     """A field that the API defines and this server does not offer."""

@@ -134,7 +134,11 @@ def _choice_grammar(options: list[str]) -> str:
         raise RequestError("choice must not be empty", PARAM)
     if len(options) > MAX_CHOICE_OPTIONS:
         raise RequestError(f"choice has {len(options)} options; at most {MAX_CHOICE_OPTIONS} are allowed", PARAM)
-    return "start: " + " | ".join(map(quoted, dict.fromkeys(options)))
+    texts = [quoted(option) for option in dict.fromkeys(options) if option]
+    if len(texts) < len(set(options)):
+        return "start: OPTION |\nOPTION: " + " | ".join(texts) if texts else 'start: ""'
+    # One lexeme: as many rules, thousands of options would be too many for a parser's row.
+    return "start: OPTION\nOPTION: " + " | ".join(texts)
 
 
 def quoted(text: str) -> str:

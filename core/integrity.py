@@ -48,13 +48,15 @@ def _check_places(scheduler: "Scheduler") -> None:
     for request in scheduler.requests:
         running = request.status is RequestStatus.RUNNING
         compiling = id(request) in scheduler.compiling
-        places = (id(request) in waiting, compiling, id(request) in prefilling, running and request.slot in decoding)
+        pooling = scheduler.pooling.get(request.slot) is request
+        decodes = running and request.slot in decoding
+        places = (id(request) in waiting, compiling, id(request) in prefilling, decodes, pooling)
         assert sum(places) == 1, f"{request.request_id} ({request.status.name}) is in {sum(places)} places"
         assert running == (request.slot >= 0), f"{request.request_id} has slot {request.slot}"
         if running:
             assert scheduler.slots.requests[request.slot] is request, f"{request.request_id} has lost its slot"
     occupied = sum(request is not None for request in scheduler.slots.requests)
-    assert occupied == len(decoding) + len(prefilling), "a slot is occupied by nobody"
+    assert occupied == len(decoding) + len(prefilling) + len(scheduler.pooling), "a slot is occupied by nobody"
     assert occupied + scheduler.slots.num_free == len(scheduler.slots.requests), "a slot is lost"
     compiling = len(scheduler.compiling)
     assert len(waiting) + compiling + occupied == len(scheduler.requests), "a request is in no place"

@@ -13,6 +13,9 @@ MAX_DEPTH = 100
 MAX_MULTIPLE = 10_000
 """Largest ``multipleOf``: the automaton that divides has a state for every remainder."""
 
+MAX_OPTIONAL_PROPERTIES = 2000
+"""Of one object. While its names can come, each costs the parser four items in every step."""
+
 _PARAM = "structured_outputs"
 
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -92,6 +95,11 @@ def _check_keywords(schema: dict[str, Any]) -> None:
     if isinstance(least, int) and isinstance(required, list) and least > len(required):
         # The same name can come twice, and counts once for whoever reads the object.
         raise _cannot("minProperties", f"it is {least}, and only {len(required)} properties are required by name")
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and isinstance(required, list):
+        optional = len(properties.keys() - {name for name in required if isinstance(name, str)})
+        if optional > MAX_OPTIONAL_PROPERTIES:
+            raise _cannot("properties", f"{optional} are not required; at most {MAX_OPTIONAL_PROPERTIES} may be")
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise RequestError(f"pattern: {pattern[:100]!r} ends with a backslash that escapes nothing", _PARAM)

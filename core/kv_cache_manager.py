@@ -64,10 +64,10 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> list[KVCacheBlock]:
         """Cached blocks of the longest known beginning of the request's tokens, not touched yet.
 
-        At least one token is always left to compute, because the next token is drawn from its logits. A request for
-        prompt logprobs must compute its whole prompt.
+        At least one token is always left to compute, because the next token is drawn from its logits (or the vector
+        pooled from its hidden state). Prompt logprobs and means need the whole prompt computed.
         """
-        if not self._caching or request.params.prompt_logprobs is not None:
+        if not self._caching or request.whole_prompt:
             return []
         found = []
         limit = (len(request.token_ids) - 1) // self.block_size
@@ -95,7 +95,7 @@ class KVCacheManager:
         self.pool.touch(prefix)
         request.blocks = prefix + self.pool.take(self.blocks_for(len(request.token_ids)) - len(prefix))
         request.num_named_blocks = len(prefix)
-        if self._caching and request.params.prompt_logprobs is None:
+        if self._caching and not request.whole_prompt:
             self.prefix_queries += len(request.token_ids)
             self.prefix_hits += len(prefix) * self.block_size
 

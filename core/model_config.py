@@ -1,12 +1,14 @@
 """What ``config.json`` says about a model, read without torch or transformers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from .errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from .errors import CheckpointError, ConfigurationError, RequestError, UnsupportedModelError
+from .json_file import load_json
+from .pooling_config import ENCODER_ARCHITECTURES, PoolingConfig, longest_input, read_pooling_config
+from .sampling_params import SamplingParams
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -36,7 +38,7 @@ class RopeConfig(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder model's shape, and how it is to be run."""
+    """A model's shape, and how it is to be run."""
 
     path: str
     """Folder with ``config.json``, the weights and (unless the tokenizer is elsewhere) the tokenizer."""
@@ -71,8 +73,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 2048
     """Most tokens, prompt and output together, of one request."""
     quantization: str | None = None
+    pooling: PoolingConfig = PoolingConfig()
+    """How it makes vectors of prompts."""
     hf: dict[str, Any] = {}
     """config.json as it is, for what an architecture reads beyond the fields above."""
+
+    @property
+    def is_encoder(self) -> bool:
+        """True for a model that only makes vectors: it has no KV cache and generates nothing."""
+        return self.architecture in ENCODER_ARCHITECTURES
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -81,30 +90,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * width
 
 
-def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises ``CheckpointError`` that names the file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
-    return value
-
-
 def read_model_config(
     folder: Path,
     dtype: str = "auto",
     max_model_len: int | None = None,
     quantization: str | None = None,
     prefer_bfloat16: bool = False,
+    pooling: str = "auto",
 ) -> ModelConfig:
     """Read ``config.json`` and ``generation_config.json`` of a model folder.
 
     ``dtype`` ``auto`` takes the dtype of the weights, or bfloat16 for float32 weights where the device is faster
-    with it (``prefer_bfloat16``). Raises ``CheckpointError``, ``UnsupportedModelError`` or ``ConfigurationError``.
+    with it (``prefer_bfloat16``); an encoder keeps float32, because vectors are compared in small differences.
+    Raises ``CheckpointError``, ``UnsupportedModelError`` or ``ConfigurationError``.
     """
     config = load_json(folder / "config.json")
     architectures = config.get("architectures") or []
@@ -116,6 +114,8 @@ def read_model_config(
     max_position = int(config.get("max_position_embeddings") or 2048)
     architecture = str(architectures[0])
     bias = bool(config.get("attention_bias", _ATTENTION_BIAS_BY_DEFAULT.get(architecture, False)))
+    encoder = architecture in ENCODER_ARCHITECTURES
+    limit = _context(config, max_position, max_model_len)
     weights_dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     return ModelConfig(
         path=str(folder),
@@ -128,7 +128,7 @@ def read_model_config(
         num_heads=heads,
         num_kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or hidden // heads),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6, folder),
         hidden_act=str(config.get("hidden_act", "silu")),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", _TIED_BY_DEFAULT.get(architecture, False))),
         attention_bias=bias,
@@ -137,12 +137,13 @@ def read_model_config(
         max_position=max_position,
         rope=RopeConfig.from_hf(config),
         sliding_window=config.get("sliding_window") if config.get("use_sliding_window", True) else None,
-        eos_token_ids=_end_tokens(generation, config),
-        default_sampling=_default_sampling(generation),
+        eos_token_ids=_end_tokens(folder, generation, config),
+        default_sampling=_default_sampling(folder, generation),
         weights_dtype=weights_dtype,
-        dtype=_compute_dtype(dtype, weights_dtype, prefer_bfloat16),
-        max_model_len=_context(config, max_position, max_model_len),
+        dtype=_compute_dtype(dtype, weights_dtype, prefer_bfloat16 and not encoder),
+        max_model_len=max_model_len or longest_input(folder, limit),
         quantization=quantization,
+        pooling=read_pooling_config(folder, config, architecture, pooling),
         hf=config,
     )
 
@@ -154,17 +155,35 @@ def _required(config: dict[str, Any], name: str, folder: Path) -> int:
     return value
 
 
-def _end_tokens(generation: dict[str, Any], config: dict[str, Any]) -> list[int]:
-    for source in (generation, config):
-        ids = source.get("eos_token_id")
-        if ids is not None:
-            return [int(i) for i in (ids if isinstance(ids, list) else [ids])]
+def _number(config: dict[str, Any], name: str, default: float, folder: Path) -> float:
+    value = config.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise CheckpointError(f"{folder / 'config.json'}: {name} must be a number, not {value!r}")
+    return float(value)
+
+
+def _end_tokens(folder: Path, generation: dict[str, Any], config: dict[str, Any]) -> list[int]:
+    for name, source in (("generation_config.json", generation), ("config.json", config)):
+        given = source.get("eos_token_id")
+        if given is not None:
+            ids = given if isinstance(given, list) else [given]
+            if not all(type(token) is int for token in ids):
+                raise CheckpointError(
+                    f"{folder / name}: eos_token_id must be a token id or a list of them, not {given!r}"
+                )
+            return ids
     return []
 
 
-def _default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
+def _default_sampling(folder: Path, generation: dict[str, Any]) -> dict[str, Any]:
+    """What requests get that do not say otherwise. Checked here: a wrong value would make each of them a 400."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: generation[name] for name in names if generation.get(name) is not None}
+    given = {name: generation[name] for name in names if generation.get(name) is not None}
+    try:
+        msgspec.convert(given, SamplingParams)
+    except (msgspec.ValidationError, RequestError) as error:
+        raise CheckpointError(f"{folder / 'generation_config.json'}: {error}") from error
+    return given
 
 
 def _compute_dtype(asked: str, weights: str, prefer_bfloat16: bool) -> str:

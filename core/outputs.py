@@ -1,6 +1,12 @@
 """What a caller of the engine receives."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .errors import RequestFailedError
+
+if TYPE_CHECKING:
+    import numpy as np  # the command line's help must not wait for it
 
 
 @dataclass(slots=True)
@@ -32,6 +38,8 @@ class CompletionOutput:
     """``stop``, ``length`` or ``abort``; None while it goes on."""
     stop_reason: int | str | None = None
     """The stop string or stop token id that matched; None for an end token."""
+    vector: "np.ndarray | None" = None
+    """Float32 [D]: the answer to a prompt that was to be pooled."""
 
     @property
     def finished(self) -> bool:
@@ -66,3 +74,25 @@ class RequestOutput:
     num_generated_tokens: int = 0
     """Tokens generated so far over all completions."""
     timings: RequestTimings = field(default_factory=lambda: RequestTimings(0.0))
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: "np.ndarray"
+    """Float32 [D]. Of a cross-encoder, whose prompt is a pair of texts: [1], their score."""
+    num_cached_tokens: int
+    timings: RequestTimings
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> "EmbeddingOutput":
+        """From the last output of a request that was pooled. Raises ``RequestFailedError`` if it was aborted."""
+        vector = output.outputs[0].vector
+        if vector is None:
+            raise RequestFailedError(f"{output.request_id} was aborted")
+        ids, cached = output.prompt_token_ids, output.num_cached_tokens
+        return cls(output.request_id, output.prompt, ids, vector, cached, output.timings)

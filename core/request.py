@@ -1,4 +1,4 @@
-"""One completion on its way through the engine."""
+"""One completion, or one vector, on its way through the engine."""
 
 import time
 from enum import IntEnum
@@ -65,6 +65,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "params",
+        "pooling",
         "priority",
         "request_id",
         "slot",
@@ -72,6 +73,7 @@ class Request:
         "status",
         "stop_token_ids",
         "token_ids",
+        "whole_prompt",
     )
 
     def __init__(self, source: EngineCoreRequest, block_size: int) -> None:
@@ -83,6 +85,9 @@ class Request:
         self.client_index = source.client_index
         self.params = source.params
         self.priority = source.params.priority
+        self.pooling = source.pooling
+        self.whole_prompt = source.whole_prompt or source.params.prompt_logprobs is not None
+        """Every token must be computed for it: what is cached of its prompt does not help."""
         self.num_prompt_tokens = len(prompt)
         self.token_ids = np.concatenate((prompt, output)) if len(output) else prompt
         """int32: prompt and output as far as known when it last left its slot."""

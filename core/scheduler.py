@@ -50,7 +50,7 @@ class _Plan:
     budget: int
     prefills: list[_Prefill] = field(default_factory=list)
     new: list[NewRequest] = field(default_factory=list)
-    started: list[Started] = field(default_factory=list)
+    started: list[tuple[int, Started]] = field(default_factory=list)
     blocks: dict[int, list[int]] = field(default_factory=dict)
     preempted: bool = False
     num_claims: int = 0
@@ -68,7 +68,8 @@ class Batch:
     """The slots' epochs when it was scheduled."""
     chunks: list[tuple[int, Request]]
     """Slots with a chunk, and whose it was."""
-    started: list[Started]
+    started: list[tuple[int, Started]]
+    """With the client whose request it is."""
     num_prompt_tokens: int
     time: float
 
@@ -85,6 +86,8 @@ class Scheduler:
         """Running requests with known tokens left to compute, in order of admission."""
         self.decoding = _NO_SLOTS
         """Slots of running requests that need one token a step."""
+        self.pooling: dict[int, Request] = {}
+        """Running requests by slot whose vector comes with a batch in flight: there is nothing left to compute."""
         self.in_flight: deque[Batch] = deque()
         self.completed_step = 0
         self.num_preemptions = 0
@@ -103,7 +106,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that have a slot."""
-        return len(self.decoding) + len(self.prefilling)
+        return len(self.decoding) + len(self.prefilling) + len(self.pooling)
 
     @property
     def has_requests(self) -> bool:
@@ -165,7 +168,7 @@ class Scheduler:
         slot = request.slot
         if request in self.prefilling:
             self.prefilling.remove(request)
-        else:
+        elif self.pooling.pop(slot, None) is None:
             self.decoding = self.decoding[self.decoding != slot]
         num_computed = int(self.slots.num_computed[slot])
         self.kv.name_full_blocks(request, self.slots.known_tokens(slot), num_computed)
@@ -307,7 +310,8 @@ class Scheduler:
         request.record("scheduled", reason)
         self._log.event(request, "scheduled", reason)
         self.prefilling.append(request)
-        plan.started.append(Started(request.handle, request.events[-1].time, num_cached))
+        started = Started(request.handle, request.events[-1].time, num_cached)
+        plan.started.append((request.client_index, started))
         plan.new.append(
             NewRequest(
                 slot=slot,
@@ -320,6 +324,7 @@ class Scheduler:
                 seed=request.source.seed,
                 stop_token_ids=sorted(request.stop_token_ids),
                 bad_words=request.source.bad_words,
+                pooling=request.pooling,
                 grammar=request.grammar,
             )
         )
@@ -380,11 +385,15 @@ class Scheduler:
             slots.num_computed[slot] += prefill.num_tokens
             slots.last_step[slot] = self._step
             self.kv.name_full_blocks(prefill.request, slots.known_tokens(slot), int(slots.num_computed[slot]))
-            samples = bool(slots.num_computed[slot] == slots.num_tokens[slot])
+            complete = bool(slots.num_computed[slot] == slots.num_tokens[slot])
+            samples = complete and prefill.request.pooling is None
             chunks.append(Chunk(slot, prefill.num_tokens, samples))
-            if samples:
+            if complete:
                 self.prefilling.remove(prefill.request)
+            if samples:
                 sampling.append(slot)
+            elif complete:
+                self.pooling[slot] = prefill.request
         if sampling:
             self.decoding = np.concatenate((self.decoding, np.array(sampling, dtype=np.int64)))
         return chunks, sampling

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from .grammar import GrammarSpec
+from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
 
 
@@ -30,6 +31,8 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bad_words: list[list[int]]
     grammar: GrammarSpec | None = None
     """What the output must satisfy. The worker was told of it before (``start_grammar``)."""
+    pooling: PoolingParams | None = None
+    """Draw nothing; when all tokens are computed, pool them."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -90,6 +93,14 @@ class RowFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: str
 
 
+class PooledVector(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the hidden states of one request's prompt make."""
+
+    slot: int
+    values: bytes
+    """float32, native order."""
+
+
 class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one step drew. Rows: the step's decodes, then its chunks that sample, in order."""
 
@@ -99,3 +110,5 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: list[RowLogprobs] = []
     prompt_logprobs: list[PromptLogprobs] = []
     failures: list[RowFailure] = []
+    pooled: list[PooledVector] = []
+    """Of the requests that pool and whose last token this step computed."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .engine_output import EngineCoreOutputs, Finished, PromptLogprobsDelta, TokenLogprobsDelta
+from .engine_output import EngineCoreOutputs, Finished, PooledDelta, PromptLogprobsDelta, TokenLogprobsDelta
 from .request import Request, RequestStatus
 from .stats import SchedulerStats
 from .step import ModelRunnerOutput
@@ -43,6 +43,8 @@ class StepResults:
             self._add_logprobs(messages, output, alive, slots.client[rows])
         if output.prompt_logprobs:
             self._add_prompt_logprobs(messages, output, batch)
+        if output.pooled:
+            self._end_pooled(output, batch, messages)
         ends = slots.watched[tokens] | (slots.num_tokens[rows] >= slots.max_total[rows])
         for row in np.flatnonzero(ends).tolist():
             self._end(int(rows[row]), int(tokens[row]), messages)
@@ -74,11 +76,8 @@ class StepResults:
                 EngineCoreOutputs(now, handles[clients == client].tobytes(), tokens[clients == client].tobytes())
                 for client in range(self._num_clients)
             ]
-        if batch.started:
-            client_of = {request.handle: request.client_index for _, request in batch.chunks}
-            for started in batch.started:
-                message = messages[client_of[started.handle]]
-                message.started = [*message.started, started]
+        for client, started in batch.started:
+            messages[client].started = [*messages[client].started, started]
         return messages
 
     def _end(self, slot: int, token: int, messages: list[EngineCoreOutputs]) -> None:
@@ -100,6 +99,19 @@ class StepResults:
         finished = Finished(request.handle, status.reason, stop_token, request.num_preemptions)
         message = messages[request.client_index]
         message.finished = [*message.finished, finished]
+
+    def _end_pooled(self, output: ModelRunnerOutput, batch: "Batch", messages: list[EngineCoreOutputs]) -> None:
+        """A vector is all that its request wants. The request may be gone, and its slot another's by now."""
+        owners: dict[int, Request] = dict(batch.chunks)
+        for entry in output.pooled:
+            request = owners[entry.slot]
+            if self._scheduler.pooling.get(entry.slot) is not request:
+                continue
+            self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED)
+            message = messages[request.client_index]
+            message.pooled = [*message.pooled, PooledDelta(request.handle, entry.values)]
+            finished = Finished(request.handle, "stop", None, request.num_preemptions)
+            message.finished = [*message.finished, finished]
 
     def _add_logprobs(
         self, messages: list[EngineCoreOutputs], output: ModelRunnerOutput, alive: np.ndarray, clients: np.ndarray
@@ -129,9 +141,8 @@ class StepResults:
                 message.prompt_logprobs = [*message.prompt_logprobs, delta]
 
     def _add_stats(self, messages: list[EngineCoreOutputs], batch: "Batch", num_drawn: int) -> None:
-        stats = self.stats(batch.step, batch.num_prompt_tokens, num_drawn, time.perf_counter() - batch.time)
-        for message in messages:
-            message.stats = stats
+        # To one client alone: what several count together, one of them must count.
+        messages[0].stats = self.stats(batch.step, batch.num_prompt_tokens, num_drawn, time.perf_counter() - batch.time)
 
     def stats(self, step: int, num_prompt: int = 0, num_drawn: int = 0, seconds: float = 0.0) -> SchedulerStats:
         """The scheduler's state now, and what the given step did."""

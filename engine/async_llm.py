@@ -15,13 +15,14 @@ from ..core.engine_args import EngineArgs
 from ..core.engine_input import AbortRequests, UtilityCall
 from ..core.engine_output import EngineCoreOutputs, EngineReady
 from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
-from ..core.outputs import RequestOutput
+from ..core.outputs import EmbeddingOutput, RequestOutput
+from ..core.pooling_params import PoolingParams
 from ..core.sampling_params import SamplingParams
 from .engine_setup import load_tokenizer, set_up_engine
 from .input_processor import InputProcessor, PreparedRequest, PromptInput, is_unicode
 from .output_processor import OutputProcessor, RequestState
 from .stat_logger import StatLogger
-from .transport import EngineGone, EngineTransport, TransportMessage
+from .transport import EngineGone, EngineSeat, EngineTransport, TransportMessage
 
 logger = logging.getLogger("octavo.engine")
 
@@ -57,19 +58,24 @@ class AsyncLLM:
         except BaseException:
             transport.close()
             raise
-        self._inputs = InputProcessor(config, self.tokenizer)
-        self._outputs = OutputProcessor(self.tokenizer, stat_loggers)
+        self._inputs = InputProcessor(config, self.tokenizer, transport.client_index)
+        self._outputs = OutputProcessor(self.tokenizer, stat_loggers, transport.client_index)
 
     @classmethod
     def from_engine_args(
-        cls, args: EngineArgs, stat_loggers: Sequence[StatLogger] = (), *, multiprocess: bool = True
+        cls,
+        args: EngineArgs,
+        stat_loggers: Sequence[StatLogger] = (),
+        *,
+        multiprocess: bool = True,
+        num_clients: int = 1,
     ) -> "AsyncLLM":
         """Start an engine, in a process of its own or in a thread of this one.
 
         Returns while it still loads; ``wait_ready`` tells when it can serve. Raises ``ConfigurationError`` for wrong
-        settings or files.
+        settings or files. ``num_clients``: this one, and as many ``seats`` for others as that leaves.
         """
-        config, transport = set_up_engine(args, multiprocess)
+        config, transport = set_up_engine(args, multiprocess, num_clients)
         return cls(config, transport, stat_loggers)
 
     # What the engine is doing.
@@ -80,6 +86,11 @@ class AsyncLLM:
         if self.dead_error is not None:
             return "dead"
         return "loading" if self.engine_info is None else "ready"
+
+    @property
+    def seats(self) -> Sequence[EngineSeat]:
+        """Where other processes join this engine."""
+        return self._transport.seats
 
     @property
     def num_requests(self) -> int:
@@ -103,12 +114,23 @@ class AsyncLLM:
             await self._changed.wait()
         return self.dead_error
 
+    def fail(self, cause: str) -> None:
+        """Give the engine up, for a cause that it does not know of. Any thread may call this."""
+        self._on_message(EngineGone(cause))
+
     # Requests.
 
     async def prepare(
-        self, prompt: PromptInput, sampling_params: SamplingParams, *, cache_salt: str | None = None
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | PoolingParams,
+        *,
+        cache_salt: str | None = None,
     ) -> PreparedRequest:
-        """All checks of a request without running it; ``generate`` takes what this returns. Raises ``RequestError``."""
+        """All checks of a request without running it; ``generate`` takes what this returns. Raises ``RequestError``.
+
+        With ``PoolingParams`` the one output's completion has no text, but a ``vector``.
+        """
         await self.wait_ready()
         if self._inputs.takes_long(prompt, sampling_params):
             return await asyncio.to_thread(self._inputs.prepare, prompt, sampling_params, cache_salt)
@@ -131,12 +153,11 @@ class AsyncLLM:
             prompt = await self.prepare(prompt, sampling_params or SamplingParams(), cache_salt=cache_salt)
         else:
             await self.wait_ready()
-        news = asyncio.Event()
+        news = _News()
         state = self._start(request_id or f"request-{next(self._numbers)}", prompt, news)
         try:
             while True:
                 await news.wait()
-                news.clear()
                 output = state.take()
                 if output is not None:
                     yield output
@@ -146,12 +167,26 @@ class AsyncLLM:
             if not state.finished and state.error is None:
                 self._abort(state.request_id)
 
-    def _start(self, request_id: str, prepared: PreparedRequest, news: asyncio.Event) -> RequestState:
+    async def encode(
+        self,
+        prompt: PromptInput,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> EmbeddingOutput:
+        """The vector of a prompt. Cancelling this aborts it. Raises ``RequestError`` before anything runs,
+        ``EngineError`` if the engine fails."""
+        prepared = await self.prepare(prompt, pooling_params or PoolingParams(), cache_salt=cache_salt)
+        async with contextlib.aclosing(self.generate(prepared, request_id=request_id)) as outputs:
+            return EmbeddingOutput.of(await anext(outputs))
+
+    def _start(self, request_id: str, prepared: PreparedRequest, news: "_News") -> RequestState:
         if not isinstance(request_id, str) or not is_unicode(request_id):
             raise RequestError(f"request_id must be text, not {request_id!r}", "request_id")
         if request_id in self._outputs.requests:
             raise RequestError(f"request_id {request_id!r} is in use by a request that is not finished", "request_id")
-        for message in self._outputs.add(request_id, prepared, news.set):
+        for message in self._outputs.add(request_id, prepared, news.tell):
             self._transport.send(message)
         return self._outputs.requests[request_id]
 
@@ -162,7 +197,7 @@ class AsyncLLM:
     def _abort(self, request_id: str) -> None:
         handles = self._outputs.abort(request_id)
         if handles:
-            self._transport.send(AbortRequests(0, handles))
+            self._transport.send(AbortRequests(self._transport.client_index, handles))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a utility of the engine core (``reset_prefix_cache``, ``request_timeline``, ``check_integrity``)."""
@@ -170,7 +205,7 @@ class AsyncLLM:
         call_id = next(self._numbers)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._transport.send(UtilityCall(0, call_id, method, list(arguments)))
+        self._transport.send(UtilityCall(self._transport.client_index, call_id, method, list(arguments)))
         return await future
 
     # Messages come on the transport's thread and are handled on the event loop.
@@ -203,7 +238,7 @@ class AsyncLLM:
         if isinstance(message, EngineCoreOutputs):
             to_abort = self._outputs.process(message)
             if to_abort:
-                self._transport.send(AbortRequests(0, to_abort))
+                self._transport.send(AbortRequests(self._transport.client_index, to_abort))
             for result in message.results:
                 self._settle(result.call_id, result.result, result.error)
         elif isinstance(message, EngineReady):
@@ -252,3 +287,26 @@ class AsyncLLM:
             await asyncio.sleep(0.05)
         self._die(EngineGone("the engine was shut down"))
         await asyncio.to_thread(self._transport.close)
+
+
+class _News:
+    """That there is something to take, for one reader: an event without what several would need."""
+
+    __slots__ = ("_told", "_waiter")
+
+    def __init__(self) -> None:
+        self._told = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def tell(self) -> None:
+        """Wake the reader, or save it the waiting. On the event loop only."""
+        self._told = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns once there are news that no earlier call has told of."""
+        if not self._told:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._told = False

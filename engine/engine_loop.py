@@ -22,10 +22,9 @@ _UTILITIES = ("reset_prefix_cache", "request_timeline", "check_integrity")
 class EngineLoop:
     """Runs on one thread. Input comes from others through ``receive``, which does all work that needs no state."""
 
-    def __init__(self, core: EngineCore, emit: Emit, num_clients: int = 1) -> None:
+    def __init__(self, core: EngineCore, emit: Emit) -> None:
         self.core = core
         self._emit = emit
-        self._num_clients = num_clients
         self._inputs: queue.SimpleQueue[Request | AbortRequests | UtilityCall | GrammarReady | EngineError | None]
         self._inputs = queue.SimpleQueue()
         core.on_grammar = self._inputs.put
@@ -54,7 +53,8 @@ class EngineLoop:
         """Until ``stop``. An exception of the model or of our own code ends the loop: the state may be half changed."""
         while self._take_inputs():
             for client, message in enumerate(self.core.step()):
-                self._emit(client, message)
+                if message.has_news:
+                    self._emit(client, message)
 
     def _take_inputs(self) -> bool:
         """Apply what came in. Waits, without using any CPU, while there is nothing to do. False: stop."""
@@ -99,6 +99,4 @@ class EngineLoop:
 
     def _report_idle(self) -> None:
         """Aborts that left nothing to do were no step, so no step's statistics told of them."""
-        stats = self.core.scheduler.stats()
-        for client in range(self._num_clients):
-            self._emit(client, EngineCoreOutputs(0.0, stats=stats))
+        self._emit(0, EngineCoreOutputs(0.0, stats=self.core.scheduler.stats()))

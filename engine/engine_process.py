@@ -1,14 +1,17 @@
 """The EngineCore's process: an input thread, an output thread, and the step loop on the main thread.
 
 PULL socket -> input thread: decode, hash blocks -> queue -> step loop -> queue -> output thread: encode -> PUSH
+
+One PULL socket hears all clients; each client has a PUSH socket of its own.
 """
 
+import gc
 import logging
 import os
 import queue
 import shutil
 import threading
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,22 +39,25 @@ class EngineCoreProc:
         self.timeline = StartupTimeline(f"engine-{spec.index}")
         self._context = zmq.Context()
         self._output_context = zmq.Context()  # of its own, so that its end waits for the last message, and only that
-        self._outputs: queue.SimpleQueue[EngineCoreMessage | None] = queue.SimpleQueue()
+        self._outputs: queue.SimpleQueue[tuple[int, EngineCoreMessage] | None] = queue.SimpleQueue()
+        """Messages, each with its client's number."""
         self._sender = threading.Thread(target=self._send_outputs, name="octavo-output", daemon=True)
         self._input = self._context.socket(zmq.PULL)
-        self._input.connect(spec.input_address)
+        for seat in spec.seats:
+            self._input.connect(seat.input_address)
 
     def run(self) -> int:
         """Until the parent is gone or the loop fails. Returns the process's exit status."""
         self._sender.start()
-        self._outputs.put(EngineHello(os.getpid()))
+        self._tell_all(EngineHello(os.getpid()))
         try:
             self._serve()
         except Exception as error:
             configuration = isinstance(error, ConfigurationError)
             logger.debug("the engine failed", exc_info=True)
             text = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
-            self._outputs.put(EngineFailed(" ".join(text.split()), configuration))
+            # To the owner, who also hears how this process ends, and tells the others.
+            self._outputs.put((0, EngineFailed(" ".join(text.split()), configuration)))
         self._outputs.put(None)
         self._sender.join(timeout=5.0)
         return 1
@@ -64,14 +70,19 @@ class EngineCoreProc:
 
         executor = make_executor(self.spec.config)
         self.timeline.mark("imports")
-        core = EngineCore(self.spec.config, executor, self.timeline)
+        core = EngineCore(self.spec.config, executor, self.timeline, len(self.spec.seats))
         loop = EngineLoop(core, self._emit)
-        self._outputs.put(core.ready)
+        gc.freeze()  # what the start has made stays: looking through all of it again would hold up a step for long
+        self._tell_all(core.ready)
         threading.Thread(target=self._take_inputs, args=(loop,), name="octavo-input", daemon=True).start()
         loop.run()
 
     def _emit(self, client: int, message: EngineCoreOutputs) -> None:
-        self._outputs.put(message)
+        self._outputs.put((client, message))
+
+    def _tell_all(self, message: EngineCoreMessage) -> None:
+        for seat in self.spec.seats:
+            self._outputs.put((seat.client_index, message))
 
     def _take_inputs(self, loop: "EngineLoop") -> None:
         decoder = msgspec.msgpack.Decoder(EngineCoreInput)
@@ -100,23 +111,23 @@ class EngineCoreProc:
 
     def _send_outputs(self) -> None:
         encoder = msgspec.msgpack.Encoder()
-        socket = self._output_context.socket(zmq.PUSH)
-        socket.set_hwm(0)
-        socket.connect(self.spec.output_address)
-        while True:
-            message = self._outputs.get()
-            if message is None:
-                socket.close(linger=2000)
-                self._output_context.term()  # returns when all is sent, or after those two seconds
-                return
-            socket.send(encoder.encode(message), copy=False)
+        sockets = [self._output_context.socket(zmq.PUSH) for _ in self.spec.seats]
+        for socket, seat in zip(sockets, self.spec.seats, strict=True):
+            socket.set_hwm(0)
+            socket.connect(seat.output_address)
+        while (item := self._outputs.get()) is not None:
+            client, message = item
+            sockets[client].send(encoder.encode(message), copy=False)
+        for socket in sockets:
+            socket.close(linger=2000)
+        self._output_context.term()  # returns when all is sent, or after those two seconds
 
 
 def main(payload: bytes, fds: list[int]) -> None:
     """Entry of the engine's process."""
     spec = msgspec.msgpack.decode(payload, type=EngineSpec)
-    folder = Path(spec.input_address.removeprefix("ipc://")).parent
-    on_parent_death.append(lambda: shutil.rmtree(folder, ignore_errors=True))
+    for seat in spec.seats:
+        on_parent_death.append(partial(shutil.rmtree, seat.folder, ignore_errors=True))
     configure_logging(f"engine-{spec.index}")
     status = EngineCoreProc(spec).run()
     logging.shutdown()

@@ -7,7 +7,9 @@ from .tokenizer import Tokenizer
 from .transport import EngineTransport, make_transport
 
 
-def set_up_engine(args: EngineArgs, multiprocess: bool = True) -> tuple[EngineConfig, EngineTransport]:
+def set_up_engine(
+    args: EngineArgs, multiprocess: bool = True, num_clients: int = 1
+) -> tuple[EngineConfig, EngineTransport]:
     """Find the model (fetching the default one if need be), build the configuration, prepare an engine for it.
 
     Raises ``ConfigurationError``, before anything is loaded, for whatever is wrong with the settings or the files.
@@ -15,7 +17,7 @@ def set_up_engine(args: EngineArgs, multiprocess: bool = True) -> tuple[EngineCo
     folder = resolve_model(args.model)
     tokenizer = None if args.skip_tokenizer_init else resolve_tokenizer(args.tokenizer, folder)
     config = args.build(folder, tokenizer)
-    return config, make_transport(config, multiprocess)
+    return config, make_transport(config, multiprocess, num_clients)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer | None:

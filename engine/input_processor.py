@@ -4,6 +4,7 @@ Everything a client can get wrong ends here as a ``RequestError`` that names the
 loop.
 """
 
+import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,12 @@ from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreRequest
 from ..core.errors import ContextLengthError, RequestError
 from ..core.grammar import GrammarSpec
-from ..core.sampling_params import SamplingParams
+from ..core.pooling_params import PoolingParams
+from ..core.sampling_params import RequestOutputKind, SamplingParams
 from .grammar_door import GrammarDoor
 from .tokenizer import Tokenizer
+
+logger = logging.getLogger("octavo.engine")
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a dict with ``prompt`` and/or ``prompt_token_ids``."""
@@ -42,6 +46,9 @@ class PreparedRequest:
     cache_salt: str | None
     arrival_time: float
     grammar: GrammarSpec | None = None
+    pooling: PoolingParams | None = None
+    """Wants the prompt's vector; ``params`` then says nothing."""
+    whole_prompt: bool = False
 
     def core_request(self, request_id: str, handle: int, index: int, client_index: int = 0) -> EngineCoreRequest:
         """The message for completion ``index``. Each one has a seed of its own."""
@@ -59,6 +66,8 @@ class PreparedRequest:
             bad_words=self.bad_words,
             cache_salt=self.cache_salt,
             grammar=self.grammar,
+            pooling=self.pooling,
+            whole_prompt=self.whole_prompt,
         )
 
 
@@ -74,6 +83,8 @@ class InputProcessor:
         # Requests without a seed get one, so that every request can be repeated. A string seeds independent streams.
         self._seeds = random.Random(f"{config.device.seed} {client_index}")
         self._eos_token_ids = self._end_tokens()
+        if not self._eos_token_ids and not config.model.is_encoder:
+            logger.warning("the model names no end token (eos_token_id): answers end by max_tokens or a stop of yours")
         self._grammars = GrammarDoor(tokenizer, self._vocab_size, self._eos_token_ids)
 
     def _end_tokens(self) -> list[int]:
@@ -82,14 +93,9 @@ class InputProcessor:
             ids = [self._tokenizer.eos_token_id]
         return sorted({i for i in ids if 0 <= i < self._vocab_size})
 
-    @property
-    def has_end_token(self) -> bool:
-        """False for a model that nothing tells when to stop."""
-        return bool(self._eos_token_ids)
-
-    def takes_long(self, prompt: PromptInput, params: SamplingParams | None = None) -> bool:
+    def takes_long(self, prompt: PromptInput, params: SamplingParams | PoolingParams | None = None) -> bool:
         """True if ``prepare`` should not run on an event loop."""
-        if params is not None and params.structured_outputs is not None:
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
             return True
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         return isinstance(text, str) and len(text) > LONG_TEXT
@@ -97,26 +103,30 @@ class InputProcessor:
     def prepare(
         self,
         prompt: PromptInput,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         cache_salt: str | None = None,
         arrival_time: float | None = None,
     ) -> PreparedRequest:
         """Check a request and resolve it against the model. Raises ``RequestError``."""
+        if isinstance(params, PoolingParams):
+            return self._prepare_pooling(prompt, params, cache_salt, arrival_time)
+        check_generates(self._config)
         text, token_ids = self._tokens(prompt)
         self._check_params(params)
         _check_salt(cache_salt)
         length = len(token_ids)
         room = self.max_model_len - length
         if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {length} tokens; the context holds {self.max_model_len}, "
-                "and at least one must be left for the answer",
+            raise ContextLengthError.over(
+                self.max_model_len,
+                f"the prompt is too long: it has {length}, and at least one must be left for the answer",
                 "prompt",
             )
         if params.max_tokens is not None and params.max_tokens > room:
-            raise ContextLengthError(
-                f"the context holds {self.max_model_len} tokens; the prompt has {length} and max_tokens asks for "
-                f"{params.max_tokens} more, {length + params.max_tokens} in all",
+            raise ContextLengthError.over(
+                self.max_model_len,
+                f"the prompt has {length} and max_tokens asks for {params.max_tokens} more, "
+                f"{length + params.max_tokens} in all",
                 "max_tokens",
             )
         max_tokens = params.max_tokens if params.max_tokens is not None else room
@@ -140,8 +150,54 @@ class InputProcessor:
             grammar=grammar,
         )
 
-    def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
-        """The prompt's text, where there is one, and its ids, checked."""
+    def _prepare_pooling(
+        self, prompt: PromptInput, params: PoolingParams, cache_salt: str | None, arrival_time: float | None
+    ) -> PreparedRequest:
+        _check_salt(cache_salt)
+        pooling = self._config.model.pooling
+        pair = params.second_text_at is not None
+        if pooling.scores_pairs and not pair:
+            raise RequestError("this model is a cross-encoder: it has no embeddings; ask it for scores of pairs")
+        if pair and not pooling.scores_pairs:
+            raise RequestError("this model takes one text at a time: only a cross-encoder reads pairs", "prompt")
+        self._check_dimensions(params.dimensions)
+        text, ids = self._tokens(prompt, params.cut_to(self.max_model_len))
+        if len(ids) > self.max_model_len:
+            raise ContextLengthError.over(
+                self.max_model_len,
+                f"the prompt is too long: it has {len(ids)}; shorten it, or cut it with truncate_prompt_tokens",
+                "prompt",
+            )
+        return PreparedRequest(
+            prompt=text,
+            prompt_token_ids=ids,
+            params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, priority=params.priority),
+            seed=0,
+            max_total_tokens=len(ids) + 1,
+            eos_token_ids=[],
+            bad_words=[],
+            cache_salt=cache_salt,
+            arrival_time=arrival_time or time.time(),
+            pooling=params.replace(normalize=pooling.normalize) if params.normalize is None else params,
+            whole_prompt=pooling.kind == "mean",
+        )
+
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        pooling, size = self._config.model.pooling, self._config.model.hidden_size
+        if dimensions is None or (dimensions == size and not pooling.scores_pairs):
+            return
+        if not pooling.matryoshka:
+            raise RequestError(
+                f"this model's vectors cannot be cut: it was not trained for it (no Matryoshka embeddings); leave "
+                f"dimensions out, or ask for all {size}",
+                "dimensions",
+            )
+        allowed = f"one of {pooling.dimensions}" if pooling.dimensions else f"between 1 and {size}"
+        if dimensions > size or (pooling.dimensions and dimensions not in pooling.dimensions):
+            raise RequestError(f"dimensions must be {allowed}, not {dimensions}", "dimensions")
+
+    def _tokens(self, prompt: PromptInput, limit: int | None = None) -> tuple[str | None, list[int]]:
+        """The prompt's text, where there is one, and its ids, checked, at most ``limit`` of them."""
         text = None
         ids: Any = prompt
         if isinstance(prompt, str):
@@ -152,24 +208,26 @@ class InputProcessor:
                 raise RequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
         if text is not None and not isinstance(text, str):
             raise RequestError(f"the prompt must be text or token ids, not {type(text).__name__}", "prompt")
-        ids = self._encode(text) if ids is None and text is not None else self._check_ids(ids)
+        ids = self._encode(text, limit) if ids is None and text is not None else self._check_ids(ids)[:limit]
         if not ids:
             raise RequestError("the prompt is empty", "prompt")
         return text, ids
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, limit: int | None) -> list[int]:
         if self._tokenizer is None:
             raise RequestError("no tokenizer is loaded (skip_tokenizer_init): give prompts as token ids", "prompt")
         # Tokenizing megabytes only to refuse them would cost seconds; no token is longer than this many characters.
         longest = self._tokenizer.max_token_characters
-        if len(text) > self.max_model_len * longest:
+        if len(text) > self.max_model_len * longest and limit is None:
             least = -(-len(text) // longest)
-            raise ContextLengthError(
-                f"the prompt has {len(text)} characters, at least {least} tokens; the context holds "
-                f"{self.max_model_len}",
+            raise ContextLengthError.over(
+                self.max_model_len,
+                f"the prompt is too long: it has {len(text)} characters, at least {least} tokens",
                 "prompt",
             )
-        return self._tokenizer.encode(text)
+        if limit is None:
+            return self._tokenizer.encode(text)
+        return self._tokenizer.encode_whole(text, limit=limit)[0]
 
     def _check_ids(self, given: Any) -> list[int]:
         # Bytes and the keys of a dict would pass for numbers, too.
@@ -209,6 +267,13 @@ class InputProcessor:
         if not params.bad_words or self._tokenizer is None:
             return []
         return self._tokenizer.encode_bad_words(params.bad_words)
+
+
+def check_generates(config: EngineConfig) -> None:
+    """Raises ``RequestError`` for a model that generates no text."""
+    if config.model.is_encoder:
+        gives = "scores of pairs" if config.model.pooling.scores_pairs else "embeddings and scores"
+        raise RequestError(f"this model ({config.model.architecture}) is an encoder: it gives {gives}, and no text")
 
 
 def _check_types(params: SamplingParams) -> None:

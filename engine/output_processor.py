@@ -34,6 +34,7 @@ class CompletionState:
     __slots__ = (
         "detokenizer", "finish_reason", "handle", "index", "last_time", "logprobs", "num_taken_ids",
         "num_taken_logprobs", "request", "stop_reason", "taken", "text_parts", "token_ids",
+        "vector",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,8 @@ class CompletionState:
         self.taken = False
         """The final output was taken."""
         self.last_time = 0.0
+        self.vector: np.ndarray | None = None
+        """The answer of a prompt that is pooled."""
 
     @property
     def has_news(self) -> bool:
@@ -65,7 +68,7 @@ class CompletionState:
         text = "".join(self.text_parts)
         if delta:
             ids = self.token_ids[self.num_taken_ids :]
-            logprobs = self.logprobs[self.num_taken_logprobs :]
+            logprobs = self.logprobs[self.num_taken_logprobs :] if self.logprobs else []
             self.text_parts = []
         else:
             ids = list(self.token_ids)
@@ -76,7 +79,7 @@ class CompletionState:
         self.taken = self.finish_reason is not None
         wanted = self.request.prepared.params.logprobs is not None
         return CompletionOutput(
-            self.index, text, ids, logprobs if wanted else None, self.finish_reason, self.stop_reason
+            self.index, text, ids, logprobs if wanted else None, self.finish_reason, self.stop_reason, self.vector
         )
 
 
@@ -91,6 +94,8 @@ class RequestState:
         self.num_cached_tokens: int | None = None
         self.timings = RequestTimings(arrival=prepared.arrival_time)
         self.num_unfinished = prepared.params.n
+        self.num_generated = 0
+        """Tokens of all completions."""
         self.error: OctavoError | None = None
         """The engine died, or this request failed in it."""
         self.on_news = on_news
@@ -98,10 +103,6 @@ class RequestState:
     @property
     def finished(self) -> bool:
         return self.num_unfinished == 0
-
-    @property
-    def num_generated(self) -> int:
-        return sum(len(completion.token_ids) for completion in self.completions)
 
     def take(self) -> RequestOutput | None:
         """What the caller should see now, by the request's output kind; None if there is nothing. Raises ``error``."""
@@ -131,13 +132,18 @@ class RequestState:
 class OutputProcessor:
     """All requests of one client of the engine. Not thread-safe: one thread adds, processes and takes."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stat_loggers: Sequence[StatLogger] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, stat_loggers: Sequence[StatLogger] = (), client_index: int = 0
+    ) -> None:
         self._tokenizer = tokenizer
+        self._client_index = client_index
         self._loggers = list(stat_loggers)
         self._completions: dict[int, CompletionState] = {}
         self.requests: dict[str, RequestState] = {}
         """Unfinished requests by id."""
         self._next_handle = 0
+        self._gaps: dict[float, int] = {}
+        """Seconds between two tokens of a completion, and how often that came in this message."""
 
     def add(self, request_id: str, prepared: PreparedRequest, on_news: Callable[[], None]) -> list[EngineCoreRequest]:
         """Register a request. Returns the messages that start its completions."""
@@ -151,7 +157,7 @@ class OutputProcessor:
             completion = CompletionState(state, index, self._next_handle, detokenizer)
             state.completions.append(completion)
             self._completions[completion.handle] = completion
-            messages.append(prepared.core_request(request_id, completion.handle, index))
+            messages.append(prepared.core_request(request_id, completion.handle, index, self._client_index))
         self.requests[request_id] = state
         return messages
 
@@ -196,6 +202,10 @@ class OutputProcessor:
                 _note_start(completion.request, started.time, started.num_cached_tokens)
         for delta in outputs.prompt_logprobs:
             to_abort += self._add_prompt_logprobs(delta)
+        for pooled in outputs.pooled:
+            completion = self._completions.get(pooled.handle)
+            if completion is not None and (params := completion.request.prepared.pooling) is not None:
+                completion.vector = params.finish(pooled.values)
         ends = {finished.handle: finished for finished in outputs.finished}
         logprobs = {delta.index: delta for delta in outputs.logprobs}
         handles = np.frombuffer(outputs.handles, dtype=np.int32).tolist()
@@ -216,6 +226,10 @@ class OutputProcessor:
             to_abort += self._end(finished, outputs.time, news)
         for state in news:
             _tell(state)
+        for stat_logger in self._loggers:
+            for gap, count in self._gaps.items():
+                stat_logger.record_tokens(count, gap)
+        self._gaps.clear()
         if outputs.stats is not None:
             for stat_logger in self._loggers:
                 stat_logger.record_step(outputs.stats)
@@ -230,6 +244,7 @@ class OutputProcessor:
         now: float,
     ) -> None:
         completion.token_ids.append(token)
+        completion.request.num_generated += 1
         if logprobs is not None:
             completion.logprobs.append(self._decode_logprobs(logprobs.token_ids, logprobs.logprobs, logprobs.rank))
         self._note_token(completion, now)
@@ -249,8 +264,9 @@ class OutputProcessor:
             for stat_logger in self._loggers:
                 stat_logger.record_first_token(now - timings.arrival)
         elif completion.last_time:
-            for stat_logger in self._loggers:
-                stat_logger.record_tokens(1, now - completion.last_time)
+            # Most completions had their last token from the same step: told together, at the message's end.
+            gap = now - completion.last_time
+            self._gaps[gap] = self._gaps.get(gap, 0) + 1
         timings.last_token = completion.last_time = now
 
     def _end(self, finished: Finished, now: float, news: dict[RequestState, None]) -> list[int]:

@@ -17,7 +17,7 @@ class StatLogger(Protocol):
         ...
 
     def record_tokens(self, count: int, seconds: float) -> None:
-        """A completion got ``count`` more tokens, ``seconds`` after its last ones."""
+        """``count`` completions got a token, each one ``seconds`` after its last."""
         ...
 
     def record_finished(self, stats: FinishedRequestStats) -> None:

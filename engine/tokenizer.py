@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from ..core.errors import CheckpointError
-from ..core.model_config import load_json
+from ..core.json_file import load_json
 from ..core.sampling_params import SamplingParams
 from .detokenizer import (
     ByteLevelDecoder,
@@ -92,6 +92,20 @@ class Tokenizer:
         composed = 1 if normalizer is None else 18
         return composed * max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
 
+    def least_tokens(self, text: str, limit: int) -> int:
+        """Tokens that a text far over ``limit`` has at least, found in its beginning; 0 where only all of it can tell.
+
+        A beginning with more than twice the limit is proof: no merging across the place where it was cut takes half of
+        its tokens away.
+        """
+        part = 8 * limit
+        while 2 * part < len(text):
+            count = len(self.encode(text[:part], add_special_tokens=False)) // 2
+            if count > limit:
+                return count
+            part *= 2
+        return 0
+
     @property
     def definition(self) -> str:
         """The tokenizer as JSON of the ``tokenizers`` library, special tokens included."""
@@ -109,12 +123,33 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. Special tokens written out in it count as such."""
-        # A lone surrogate, which JSON can carry, has no UTF-8 form: it becomes U+FFFD like any other broken text.
-        if not text.isascii():
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = _repaired(text)
         if len(text) < _LONG_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_whole(self, text: str, second: str | None = None, limit: int | None = None) -> tuple[list[int], int]:
+        """Ids of a text, or of a pair of texts, as one whole input of an encoder, and where the second one begins.
+
+        ``limit`` cuts the ends of the texts, of the longer one first, so that special tokens stay.
+        """
+        if second is None:
+            ids = self.encode(text)
+            if limit is None or len(ids) <= limit:
+                return ids, len(ids)
+        texts = [_repaired(text)] if second is None else [_repaired(text), _repaired(second)]
+        parts = [self._backend.encode(part, add_special_tokens=False) for part in texts]
+        if limit is not None:
+            room = max(0, limit - self._backend.num_special_tokens_to_add(second is not None))
+            lengths = [len(part.ids) for part in parts]
+            for part, length in zip(parts, _fitted(lengths, room), strict=True):
+                part.truncate(length)
+        whole = self._backend.post_process(parts[0], None if second is None else parts[1])
+        ids = whole.ids[:limit]
+        ends = [at for at, kind in enumerate(whole.sequence_ids) if kind == 1] if second is not None else []
+        kinds = whole.type_ids
+        start = kinds.index(1) if 1 in kinds else ends[0] if ends else len(ids)
+        return ids, min(start, len(ids))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; bytes that are no whole characters become U+FFFD. Unknown ids have no text."""
@@ -167,6 +202,21 @@ class Tokenizer:
 
     def _token_id(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _repaired(text: str) -> str:
+    """A lone surrogate, which JSON can carry, has no UTF-8 form: it becomes U+FFFD like any other broken text."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _fitted(lengths: list[int], room: int) -> list[int]:
+    """Lengths of one or two texts, cut to ``room`` together: the longer one first, then both alike."""
+    if sum(lengths) <= room:
+        return lengths
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(*lengths, room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -1,10 +1,10 @@
-"""The way to an EngineCore, wherever it runs: send messages, hear messages. Four methods, two implementations.
+"""The way to an EngineCore, wherever it runs: send messages, hear messages. Three methods, three implementations.
 
 ``LLM`` hears them in a queue, ``AsyncLLM`` on its event loop; neither knows if the engine is a thread or a process.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -21,12 +21,35 @@ class EngineGone(msgspec.Struct, frozen=True):
     """The user's settings or files are the cause."""
 
 
+class EngineSeat(msgspec.Struct, frozen=True):
+    """Where one of an engine's clients meets it; what another process needs to become that client."""
+
+    folder: str
+    """Private to this seat. Removed once both sockets are joined."""
+    client_index: int = 0
+
+    @property
+    def input_address(self) -> str:
+        """Of the socket on which the client sends."""
+        return f"ipc://{self.folder}/in"
+
+    @property
+    def output_address(self) -> str:
+        """Of the socket on which the client hears."""
+        return f"ipc://{self.folder}/out"
+
+
 TransportMessage = EngineCoreOutputs | EngineHello | EngineReady | EngineFailed | EngineGone
 OnMessage = Callable[[TransportMessage], None]
 
 
 class EngineTransport(ABC):
     """Starts an engine and carries messages to and from it."""
+
+    client_index = 0
+    """This client's number at the engine."""
+    seats: Sequence[EngineSeat] = ()
+    """Of the engine's other clients."""
 
     @abstractmethod
     def start(self, on_message: OnMessage) -> None:
@@ -42,12 +65,12 @@ class EngineTransport(ABC):
         """End the engine and all it started. May be called twice, and at any time."""
 
 
-def make_transport(config: EngineConfig, multiprocess: bool) -> EngineTransport:
-    """An engine in a process of its own, or in a thread of this one."""
+def make_transport(config: EngineConfig, multiprocess: bool, num_clients: int = 1) -> EngineTransport:
+    """An engine in a process of its own, with seats for further clients, or in a thread of this one."""
     if multiprocess:
         from .process_transport import ProcessTransport
 
-        return ProcessTransport(config)
+        return ProcessTransport(config, num_clients)
     from .thread_transport import ThreadTransport
 
     return ThreadTransport(config)

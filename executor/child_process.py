@@ -5,6 +5,7 @@
     Popen(own process group) ------------------> run_child(): ask the kernel for SIGKILL when the parent dies
     payload --> child's standard input --------> read the payload, then watch the pipe: end of file = end
     thread: wait() --> on_exit(code)             entry(payload, descriptors)
+    tell(message) -----------------------------> parent_messages
     stop(): close the pipe, wait, then kill
 
 A fresh interpreter is started (no fork, no import of the user's main module), so programs need no guard around
@@ -17,6 +18,7 @@ import ctypes
 import json
 import logging
 import os
+import queue
 import signal
 import struct
 import subprocess
@@ -36,6 +38,9 @@ _LENGTH = struct.Struct("<Q")
 
 on_parent_death: list[Callable[[], None]] = []
 """Called in a child, before it ends, when its parent is gone: what must be removed from the file system."""
+
+parent_messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+"""In a child: what its parent has told it, beyond the payload."""
 
 
 class ChildProcess:
@@ -63,16 +68,18 @@ class ChildProcess:
             process_group=0,
         )
         self.pid = self._process.pid
-        self._send(payload)
+        self.tell(payload)
         self._on_exit = on_exit
         self._waiter = threading.Thread(target=self._wait, name=f"octavo-wait-{name}", daemon=True)
         self._waiter.start()
 
-    def _send(self, payload: bytes) -> None:
+    def tell(self, message: bytes) -> None:
+        """Send a message. Only small ones are sure not to wait for the child to read."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone already; wait() tells
-            self._process.stdin.write(_LENGTH.pack(len(payload)) + payload)
-            self._process.stdin.flush()
+        if not self._process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):  # it is gone already; wait() tells
+                self._process.stdin.write(_LENGTH.pack(len(message)) + message)
+                self._process.stdin.flush()
 
     def _wait(self) -> None:
         code = self._process.wait()
@@ -130,8 +137,9 @@ def run_child() -> None:
     if wanted["parent"] is not None:
         _die_with_parent(wanted["parent"])
     stream = os.fdopen(0, "rb", buffering=0, closefd=False)
-    (length,) = _LENGTH.unpack(_read_exactly(stream.fileno(), _LENGTH.size))
-    payload = _read_exactly(stream.fileno(), length)
+    payload = _read_message(stream.fileno())
+    if payload is None:
+        os._exit(1)
     watcher = threading.Thread(target=_watch_parent, args=(stream.fileno(),), name="octavo-watch-parent", daemon=True)
     watcher.start()
     module, _, function = entry.partition(":")
@@ -146,20 +154,26 @@ def _die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _read_exactly(fd: int, count: int) -> bytes:
+def _read_message(fd: int) -> bytes | None:
+    """The next message; None at the pipe's end."""
+    length = _read_exactly(fd, _LENGTH.size)
+    return None if length is None else _read_exactly(fd, _LENGTH.unpack(length)[0])
+
+
+def _read_exactly(fd: int, count: int) -> bytes | None:
     data = bytearray()
     while len(data) < count:
         piece = os.read(fd, count - len(data))
         if not piece:
-            os._exit(1)
+            return None
         data += piece
     return bytes(data)
 
 
 def _watch_parent(fd: int) -> None:
-    """Blocks until the parent closes the pipe or is gone, then ends this process, whatever it is doing."""
-    while os.read(fd, 4096):
-        pass
+    """Hears the parent until it closes the pipe or is gone, then ends this process, whatever it is doing."""
+    while (message := _read_message(fd)) is not None:
+        parent_messages.put(message)
     for action in on_parent_death:
         action()
     os._exit(0)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.config import EngineConfig
-from ..core.step import Chunk, ModelRunnerOutput, NewRequest, SchedulerOutput
+from ..core.step import Chunk, ModelRunnerOutput, NewRequest, PooledVector, SchedulerOutput
 from .executor import Executor, StepFuture
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -47,6 +47,11 @@ def continuation(prompt: list[int], num_tokens: int, seed: int, vocab_size: int)
     return tokens[len(prompt) :]
 
 
+def pooled_sum(prompt: list[int]) -> bytes:
+    """What the simulated model pools a prompt to, computed without any cache."""
+    return _keys(np.array(prompt), 0).sum(dtype=np.uint64).tobytes()
+
+
 @dataclass(slots=True)
 class CostModel:
     """Seconds of one step: ``base + per_token * tokens + per_context * tokens of context read``."""
@@ -66,6 +71,7 @@ class _Slot:
         self.blocks = list(new.block_ids)
         self.seed = new.seed
         self.stop = set(new.stop_token_ids)
+        self.pools = new.pooling is not None
         self.first_stop = new.num_prompt_tokens + new.params.min_tokens
 
 
@@ -106,11 +112,12 @@ class SimulatedExecutor(Executor):
         for chunk in work:
             self._write(chunk)
         drawn = [self._read(chunk) for chunk in work]
+        pooled = [self._pool(chunk.slot) for chunk in output.chunks if self._complete(chunk.slot)]
         context = sum(self._slots[chunk.slot].num_computed for chunk in work)
         self.clock += self._cost.seconds(output.num_tokens, context)
         future: Future[ModelRunnerOutput] = Future()
         tokens = np.array([token for token in drawn if token is not None], dtype=np.int32)
-        future.set_result(ModelRunnerOutput(output.step, tokens))
+        future.set_result(ModelRunnerOutput(output.step, tokens, pooled=pooled))
         return future
 
     def _write(self, chunk: Chunk) -> None:
@@ -122,6 +129,14 @@ class SimulatedExecutor(Executor):
             assert block != 0, "the null block is written"
             self._keys[block, position % self._block_size] = key
         slot.num_computed = end
+
+    def _complete(self, slot: int) -> bool:
+        return self._slots[slot].pools and self._slots[slot].num_computed == len(self._slots[slot].tokens)
+
+    def _pool(self, slot: int) -> PooledVector:
+        """The sum of the context's keys, as the cache holds them."""
+        keys = self._keys[self._slots[slot].blocks].reshape(-1)[: self._slots[slot].num_computed]
+        return PooledVector(slot, keys.sum(dtype=np.uint64).tobytes())
 
     def _read(self, chunk: Chunk) -> int | None:
         slot = self._slots[chunk.slot]

@@ -19,8 +19,9 @@ Matcher = llguidance.LLMatcher
 _SPECIAL = b"\xff"
 """How llguidance marks a token that is no text: this byte stands in no UTF-8."""
 
-_LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
-"""A state takes 1 to 2 kB; the library's own limit would allow half a gigabyte for one grammar."""
+_LIMITS = {"max_lexer_states": 50_000, "max_items_in_row": 10_000, "verbose_errors": False}
+"""A state takes 1 to 2 kB; the library's own limit would allow half a gigabyte for one grammar. Its limit of items is
+too low for an object of a few hundred optional properties; with this one a mask takes at most some 20 ms."""
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"

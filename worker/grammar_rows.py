@@ -53,7 +53,8 @@ class _Row:
         """A token was drawn."""
         self.num_output += 1
         if self.matcher is not None and not self.failure and not self.matcher.consume_token(token):
-            self.failure = f"token {token} was drawn, which the grammar does not allow; other masks left no better one"
+            reason = self.matcher.get_error().partition("\n")[0][:200]
+            self.failure = f"the grammar cannot be followed past the token {token} that was drawn: {reason}"
 
     @property
     def delays_end(self) -> bool:

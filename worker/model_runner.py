@@ -15,6 +15,7 @@ from .input_batch import InputBatch, StepInputs
 from .logprobs import prompt_logprobs
 from .models.causal_lm import CausalLM
 from .pending_output import PendingOutput
+from .pooling import make_pooling
 from .sampler import SamplerOutput, make_sampler
 from .sampling_state import SamplingState
 from .slot_mirror import SlotMirror
@@ -59,6 +60,7 @@ class ModelRunner:
         self._grammars = RowGrammars(grammars, config.scheduler.max_num_seqs, config.model.vocab_size, device)
         self._failures: dict[int, str] = {}
         self._wants_prompt_logprobs: dict[int, NewRequest] = {}
+        self._pooling = make_pooling(config.model.pooling.kind)
         self._replay: DecodeReplay | None = None
 
     @torch.inference_mode()
@@ -80,7 +82,11 @@ class ModelRunner:
             states = hidden if step.sampling_tokens is None else hidden[step.sampling_tokens]
             drawn = self._draw(self._model.raw_logits(states), step.draw_positions, step.sampling_slots)
         scores = self._prompt_logprobs(hidden, step, output) if self._wants_prompt_logprobs else []
-        return PendingOutput(output.step, drawn, scores, self._device, self._failures).wait
+        pooled = None
+        if self._pooling.active:
+            bounds = step.layout.query_start_loc[step.layout.num_decodes :]
+            pooled = self._pooling.pool(hidden, bounds, output.chunks)
+        return PendingOutput(output.step, drawn, scores, self._device, self._failures, pooled).wait
 
     def replay_decodes(self, replay: DecodeReplay) -> None:
         """From here on steps that only decode are replayed."""
@@ -97,6 +103,7 @@ class ModelRunner:
         self._grammars.remove(slot)
         self._inputs.release(slot)
         self._wants_prompt_logprobs.pop(slot, None)
+        self._pooling.remove(slot)
 
     def _apply(self, output: SchedulerOutput) -> None:
         self._failures = {}
@@ -117,6 +124,8 @@ class ModelRunner:
             self._grammars.add(new)
             if new.params.prompt_logprobs is not None:
                 self._wants_prompt_logprobs[new.slot] = new
+            if new.pooling is not None:
+                self._pooling.add(new)
         for spec in output.released_grammars:
             self._compiled.release(spec)
         self._inputs.apply(output)

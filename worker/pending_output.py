@@ -3,15 +3,16 @@
 import numpy as np
 import torch
 
-from ..core.step import ModelRunnerOutput, PromptLogprobs, RowFailure, RowLogprobs
+from ..core.step import ModelRunnerOutput, PooledVector, PromptLogprobs, RowFailure, RowLogprobs
 from .logprobs import LogprobTensors
+from .pooling import PooledRows
 from .sampler import SamplerOutput
 
 
 class PendingOutput:
     """Starts the copies when it is made, so that they run behind the step and beside the next; ``wait`` ends them."""
 
-    __slots__ = ("_event", "_failures", "_logprobs", "_prompt_logprobs", "_step", "_tokens")
+    __slots__ = ("_event", "_failures", "_logprobs", "_pooled", "_prompt_logprobs", "_step", "_tokens")
 
     def __init__(
         self,
@@ -20,6 +21,7 @@ class PendingOutput:
         prompt_logprobs: list[PromptLogprobs],
         device: torch.device,
         failures: dict[int, str] | None = None,
+        pooled: PooledRows | None = None,
     ) -> None:
         self._step = step
         self._failures = [RowFailure(row, message) for row, message in (failures or {}).items()]
@@ -33,6 +35,9 @@ class PendingOutput:
             self._tokens = _pinned_copy(tokens) if on_gpu else tokens
             if drawn.logprobs is not None:
                 self._logprobs = drawn.logprobs.to_host(non_blocking=on_gpu)
+        self._pooled = pooled
+        if pooled is not None and on_gpu:
+            self._pooled = PooledRows(pooled.slots, _pinned_copy(pooled.vectors))
         if on_gpu:
             self._event = torch.cuda.Event()
             self._event.record()
@@ -43,12 +48,18 @@ class PendingOutput:
             self._event.synchronize()
         tokens = np.empty(0, dtype=np.int32) if self._tokens is None else self._tokens.numpy()
         logprobs = [] if self._logprobs is None else _row_logprobs(self._logprobs)
-        return ModelRunnerOutput(self._step, tokens, logprobs, self._prompt_logprobs, self._failures)
+        pooled = [] if self._pooled is None else _pooled_vectors(self._pooled)
+        return ModelRunnerOutput(self._step, tokens, logprobs, self._prompt_logprobs, self._failures, pooled)
 
 
 def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return copy.copy_(tensor, non_blocking=True)
+
+
+def _pooled_vectors(rows: PooledRows) -> list[PooledVector]:
+    vectors = rows.vectors.numpy()
+    return [PooledVector(slot, vector.tobytes()) for slot, vector in zip(rows.slots, vectors, strict=True)]
 
 
 def _row_logprobs(tensors: LogprobTensors) -> list[RowLogprobs]:

@@ -1,1 +1,1 @@
-"""Benchmarks: throughput, latency, a load generator for any server, and the waterfall of a start."""
+"""Benchmarks: throughput, latency, a load generator for any server, the waterfall of a start, the engine's own cost."""

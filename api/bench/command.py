@@ -1,4 +1,4 @@
-"""``octavo bench``: the four benchmarks as commands. What is heavy is imported when one of them runs."""
+"""``octavo bench``: the benchmarks as commands. What is heavy is imported when one of them runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 from ...core.engine_args import EngineArgs
 from ...core.logging import configure_logging
 from ..serve_command import EngineFlags, with_model
+from .core_cost import CoreCostArgs, run_core_cost
 from .latency import LatencyArgs, run_latency
 from .load import LoadArgs, run_load
 from .startup import StartupArgs, run_startup
@@ -15,7 +16,7 @@ from .throughput import ThroughputArgs, run_throughput
 
 ConfigFlag = Annotated[Path | None, Parameter(group="Engine")]
 
-bench = App(name="bench", help="Measure throughput, latency, a server, or a start.")
+bench = App(name="bench", help="Measure throughput, latency, a server, a start, or the engine's own cost.")
 
 
 @bench.command
@@ -60,6 +61,28 @@ def latency(
     """
     configure_logging("bench")
     return run_latency(with_model(engine or EngineArgs(), model), args or LatencyArgs())
+
+
+@bench.command
+def core(
+    model: str | None = None,
+    /,
+    *,
+    args: CoreCostArgs | None = None,
+    engine: EngineFlags | None = None,
+    config: ConfigFlag = None,
+) -> int:
+    """What a decode step costs beside the model: scheduling and messages, and the work of the API process.
+
+    Parameters
+    ----------
+    model
+        Whose tokenizer and vocabulary are used; the model itself is simulated. Without it, the embedded default model.
+    config
+        YAML file with any of these settings; flags win over it.
+    """
+    configure_logging("bench")
+    return run_core_cost(with_model(engine or EngineArgs(), model), args or CoreCostArgs())
 
 
 @bench.command(name="serve")

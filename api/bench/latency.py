@@ -13,6 +13,7 @@ from ...core.outputs import RequestOutput
 from ...core.sampling_params import RequestOutputKind, SamplingParams
 from ..config_file import UsageError
 from .report import mean, percentile, print_table, progress, write_json
+from .roofline import ModelNeeds, measure_ceilings, print_ceilings
 from .workload import fixed_work
 
 PERCENTILES = (50, 90, 99)
@@ -38,6 +39,9 @@ class LatencyArgs:
     warmup: int = 1
     """Repetitions before them that do not count."""
 
+    ceilings: bool = True
+    """Also measure what the device gives at most, in a copy and a matrix product, and tell the shares of it."""
+
     json: Path | None = None
     """Also write the results to this file."""
 
@@ -58,19 +62,26 @@ class LatencySamples:
     """Mean time from one token to the next."""
     batch_ms: list[float]
     """From the call to the last token of the batch, as the caller sees it."""
+    prompts_ms: list[float]
+    """From the first time that a request of the batch was scheduled to the last first token."""
 
     def add(self, outputs: Sequence[RequestOutput], batch_seconds: float) -> None:
         """Takes the times of one repetition's finished requests."""
         self.batch_ms.append(1000.0 * batch_seconds)
+        starts, firsts = [], []
         for output in outputs:
             times = output.timings
             if times.first_token is None or times.last_token is None:
                 continue
             began = times.first_scheduled if times.first_scheduled is not None else times.arrival
             self.prefill_ms.append(1000.0 * (times.first_token - began))
+            starts.append(began)
+            firsts.append(times.first_token)
             gaps = output.num_generated_tokens - 1
             if gaps > 0:
                 self.token_ms.append(1000.0 * (times.last_token - times.first_token) / gaps)
+        if firsts:
+            self.prompts_ms.append(1000.0 * (max(firsts) - min(starts)))
 
     def rows(self) -> list[list[object]]:
         """Name, mean and percentiles of each kind of sample."""
@@ -98,7 +109,8 @@ def run_latency(engine: EngineArgs, args: LatencyArgs) -> int:
     parameters = SamplingParams(
         temperature=0.0, max_tokens=args.output_len, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
     )
-    samples = LatencySamples([], [], [])
+    samples = LatencySamples([], [], [], [])
+    ceilings = measure_ceilings(config) if args.ceilings else None
     with LLM(**asdict(engine)) as llm:
         for repetition in range(-args.warmup, args.repeat):
             prompts = work.prompts(config.model.vocab_size, seed=engine.seed + repetition)
@@ -111,5 +123,16 @@ def run_latency(engine: EngineArgs, args: LatencyArgs) -> int:
     shape = f"{args.batch_size} x ({args.input_len} + {args.output_len})"
     title = f"Latency in ms of {engine.model or folder.name}, {config.model.dtype}: {shape}"
     print_table(title, ["", "mean", *(f"p{p}" for p in PERCENTILES)], samples.rows())
-    write_json(args.json, "latency", {"model": str(folder), "work": work.name, **samples.as_dict()})
+    model = ModelNeeds(config.model)
+    decode = model.decode_step([args.input_len + args.output_len / 2] * args.batch_size)
+    needs = (
+        ("prompts", model.prefill(work.prompt_lens), samples.prompts_ms),
+        ("decode step", decode, samples.token_ms),
+    )
+    rates = [[name, mean(values), *need.rates(mean(values) / 1000.0, ceilings)] for name, need, values in needs]
+    print_table("Achieved, on the mean", ["", "ms", "GB/s", "TFLOP/s"], rates)
+    print_ceilings(ceilings)
+    about = {"model": str(folder), "work": work.name, "ceilings": ceilings and asdict(ceilings)}
+    about["needs"] = {name: need.as_dict() for name, need, _ in needs}
+    write_json(args.json, "latency", about | samples.as_dict())
     return 0

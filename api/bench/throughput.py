@@ -1,8 +1,8 @@
 """``octavo bench throughput``: tokens per second of offline work, alone or beside Transformers in the same run."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from ...core.errors import EngineError
 from ..config_file import UsageError
 from .contestant import Contestant, OctavoContestant, TransformersContestant
 from .report import print_table, progress, write_json
+from .roofline import Ceilings, ModelNeeds, Needs, measure_ceilings, print_ceilings
 from .workload import Work, fixed_work, parse_work
 
 
@@ -41,6 +42,9 @@ class ThroughputArgs:
 
     against_batch: int | None = None
     """Requests in one padded batch of Transformers. Without it, all of them."""
+
+    ceilings: bool = True
+    """Also measure what the device gives at most, in a copy and a matrix product, and tell the shares of it."""
 
     json: Path | None = None
     """Also write the results to this file."""
@@ -107,6 +111,7 @@ def run_throughput(engine: EngineArgs, args: ThroughputArgs) -> int:
         limit = config.model.max_model_len
         if work.longest > limit:
             raise UsageError(f"{work.name} needs {work.longest} tokens, above --max-model-len {limit}")
+    ceilings = measure_ceilings(config) if args.ceilings else None
     contestants: list[Contestant] = [OctavoContestant(engine)]
     if args.against == "transformers":
         progress("loading Transformers ...")
@@ -121,9 +126,11 @@ def run_throughput(engine: EngineArgs, args: ThroughputArgs) -> int:
         for contestant in contestants:
             contestant.close()
     title = ", ".join(filter(None, (engine.model or folder.name, config.model.dtype, engine.quantization)))
-    _print(title, measurements)
-    results = [measurement.as_dict() for measurement in measurements]
-    write_json(args.json, "throughput", {"model": str(folder), "dtype": config.model.dtype, "results": results})
+    needs = {work.name: ModelNeeds(config.model).whole(work, config) for work in works}
+    _print(title, measurements, needs, ceilings)
+    results = [measurement.as_dict() | needs[measurement.work.name].as_dict() for measurement in measurements]
+    about = {"model": str(folder), "dtype": config.model.dtype, "ceilings": ceilings and asdict(ceilings)}
+    write_json(args.json, "throughput", about | {"results": results})
     return 0
 
 
@@ -159,15 +166,19 @@ def measure(
     return results
 
 
-def _print(title: str, measurements: Sequence[Measurement]) -> None:
-    columns = ["work", "system", "output tok/s", "total tok/s", "requests/s", "seconds", "ratio"]
+def _print(
+    title: str, measurements: Sequence[Measurement], needs: Mapping[str, Needs], ceilings: Ceilings | None
+) -> None:
+    columns = ["work", "system", "output tok/s", "total tok/s", "requests/s", "seconds", "GB/s", "TFLOP/s", "ratio"]
     reference = {m.work.name: m.output_rate for m in measurements if m.system != OctavoContestant.name}
     rows = []
     for m in measurements:
         against = reference.get(m.work.name)
         ratio = f"{m.output_rate / against:.2f}x" if against and m.system == OctavoContestant.name else None
         seconds = " / ".join(f"{value:.2f}" for value in m.seconds)
-        rows.append([m.work.name, m.system, m.output_rate, m.total_rate, m.request_rate, seconds, ratio])
+        rates = needs[m.work.name].rates(sum(m.seconds) / len(m.seconds), ceilings)
+        rows.append([m.work.name, m.system, m.output_rate, m.total_rate, m.request_rate, seconds, *rates, ratio])
     if not reference:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     print_table(f"Throughput of {title}", columns, rows)
+    print_ceilings(ceilings)

@@ -17,6 +17,7 @@ from ..errors import ClientGoneError
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
 from ..protocol import ChatCompletionRequest
+from ..request_log import log_refusal
 from ..service_endpoints import json_response
 from ..streaming import CollectedResponse, EventStreamResponse
 from .conversation import chat_request, own_names
@@ -67,8 +68,8 @@ class MessagesEndpoints:
         return await self._told(request, self._count_tokens)
 
     async def _create(self, request: Request) -> Response:
-        self._context.require_ready()
         log = self._generation.request_log(request)
+        self._context.require_ready()
         body = await self._bodies.parse(request)
         asked = body.request
         model = self._context.resolve_model(asked.model)
@@ -107,4 +108,6 @@ class MessagesEndpoints:
         except Exception as error:
             if not isinstance(error, OctavoError) or error_status(error) == 500:
                 log_internal_error(error, f"{request.url.path} failed")
+            if isinstance(error, OctavoError):
+                log_refusal(request.scope, error, error_status(error))
             return message_error_response(error)

@@ -57,12 +57,12 @@ class ResponsesEndpoints:
         self._context = context
         self._generation = generation
         self._bodies = BodyParser(ResponsesRequest, RESPONSES_FIELDS, args.max_body_bytes, args.strict_fields)
-        self.store = ResponseStore(args.responses_store_size, args.responses_store_bytes)
+        self.store = ResponseStore(args.responses_store_size, args.responses_store_bytes, args.api_server_count == 1)
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation given as items."""
-        self._context.require_ready()
         log = self._generation.request_log(request)
+        self._context.require_ready()
         body = await self._bodies.parse(request)
         asked = body.request
         check_request(asked)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...core.errors import RequestError
+from ...core.errors import RequestError, UnsupportedFieldError
 from .items import output_as_input
 from .protocol import InputItem, ResponseObject
 
@@ -56,10 +56,14 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The kept answers of one server. At most ``max_count`` and ``max_bytes``; a count of 0 keeps none."""
+    """The kept answers of one server. At most ``max_count`` and ``max_bytes``; a count of 0 keeps none.
 
-    def __init__(self, max_count: int, max_bytes: int) -> None:
-        self._max_count = max_count
+    They are in one process's memory: of several API processes (``alone`` false), none keeps any.
+    """
+
+    def __init__(self, max_count: int, max_bytes: int, alone: bool = True) -> None:
+        self._max_count = max_count if alone else 0
+        self._alone = alone
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._bytes = 0
@@ -88,7 +92,7 @@ class ResponseStore:
             self._bytes -= oldest.size
 
     def get(self, response_id: str, param: str) -> StoredResponse:
-        """A kept answer, which counts as used. Raises ``UnknownResponseError``."""
+        """A kept answer, which counts as used. Raises ``UnknownResponseError``, or says that none can be kept."""
         stored = self._kept.get(response_id)
         if stored is None:
             raise self._unknown(response_id, param)
@@ -102,7 +106,13 @@ class ResponseStore:
             raise self._unknown(response_id, "response_id")
         self._bytes -= stored.size
 
-    def _unknown(self, response_id: str, param: str) -> UnknownResponseError:
+    def _unknown(self, response_id: str, param: str) -> RequestError:
+        if not self._alone:
+            return UnsupportedFieldError(
+                "this server keeps no responses, since it has several API processes: they need --api-server-count 1; "
+                "send the whole conversation as input instead",
+                param,
+            )
         why = (
             f"it keeps the last {self._max_count} in memory (--responses-store-size)"
             if self.enabled

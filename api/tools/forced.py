@@ -11,8 +11,8 @@ from .tool_parser import ToolParser
 class ForcedCallParser(JsonCallParser):
     """Reads what ``ToolUse.schema`` makes a model write: a list of calls, or for a named tool only its arguments.
 
-    A text of another shape goes to the parser of the model's own format: an engine without grammars may have been asked
-    for a call in words.
+    Nothing of it is content, also where the length limit cuts it. A text of another shape goes to the parser of the
+    model's own format: an engine without grammars may have been asked for a call in words.
     """
 
     known_names_only = True
@@ -32,9 +32,13 @@ class ForcedCallParser(JsonCallParser):
         while (character := (yield from self._peek())).isspace():
             space.append(character)
             self._at += 1
-        if character in ("{", "[") and (yield from self._attempt(self._forced(character))):
-            yield from self._rest_is_content()
-            return
+        if character in ("{", "["):
+            called = yield from self._attempt(self._forced(character))
+            if called or self._ended:
+                # What is left can only be the beginning of another call, which the length limit cut before its name.
+                while (yield from self._peek()):
+                    self._at = len(self._text)
+                return
         self._text = "".join(space) + self._text[self._at :]
         self._at = 0
         while True:

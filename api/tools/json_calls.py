@@ -152,7 +152,7 @@ def llama3_frame(name: str) -> tuple[str, str]:
 class HermesParser(JsonCallParser):
     """``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``: Hermes, Qwen 2.5 and 3, and most others."""
 
-    openings: ClassVar[tuple[str, ...]] = ("<tool_call>",)
+    openings = ("<tool_call>",)
     closings: ClassVar[tuple[str, ...]] = ("</tool_call>",)
     markers = ("<tool_call>", "</tool_call>")
     template_signs = (("<tool_call>",),)

@@ -1,4 +1,4 @@
-"""A grammar for answers that are either JSON of a given schema or calls of tools."""
+"""Constraints for answers in which calls are possible, not forced: beside JSON of a given schema, or beside text."""
 
 from collections.abc import Callable
 
@@ -25,3 +25,15 @@ def answer_or_calls(schema: str, tools: ToolUse, frame: Frame) -> str:
         arguments = StructuredOutputs(json=parameters).spec().text
         rules.append(f"call_{number}: {quoted(before)} %json {arguments} {quoted(after)}")
     return "\n".join(rules)
+
+
+def text_and_calls(tools: ToolUse, frame: Frame, opening: str) -> StructuredOutputs:
+    """Free text, in which ``opening`` begins a call of an offered tool with arguments of its schema.
+
+    Arguments are held to the whole schema of strict functions, and to names and types of others.
+    """
+    structures = []
+    for name, parameters in tools.enforced(loose=True).items():
+        before, after = frame(name)
+        structures.append({"begin": before, "schema": parameters, "end": after})
+    return StructuredOutputs(structural_tag={"structures": structures, "triggers": [opening]})

@@ -29,6 +29,8 @@ class ToolParser(TextMachine):
     frame: ClassVar[Frame | None] = None
     """What the format writes before and after the JSON of a call's arguments, by the function's name. With it, calls
     stay possible beside an answer that must be JSON."""
+    openings: ClassVar[tuple[str, ...]] = ()
+    """What clearly begins a call, the first being the model's own. With it and ``frame``, strict functions are."""
     known_names_only: ClassVar[bool] = False
     """True for a format without clear markup: something that looks like a call counts only with an offered name."""
 
@@ -77,11 +79,6 @@ class ToolParser(TextMachine):
     def _content(self, text: str) -> None:
         super()._content(text)
         self._content_since_call = self._content_since_call or bool(text.strip())
-
-    def _rest_is_content(self) -> Steps[None]:
-        """Nothing more is expected."""
-        yield from self._content_until(("\0",))
-        self._finish_content()
 
     def _calls_behind(
         self, openings: Sequence[str], call: Callable[[], Steps[None]], closings: Sequence[str] = ()

@@ -10,7 +10,7 @@ from live_app import live
 from log_capture import logging_to
 from stub_app import CHAT, COMPLETIONS, HI, StubApp, check_error, run
 
-from octavo.api.auth import ApiKeys, check_keys, keys_from_environment
+from octavo.api.auth import PROBE_PATHS, ApiKeys, check_keys, keys_from_environment
 from octavo.api.server_args import ServerArgs
 from octavo.core.errors import ConfigurationError
 from octavo.core.logging import LineFormatter
@@ -18,7 +18,8 @@ from octavo.core.logging import LineFormatter
 KEY = "canary-key-81"
 SECOND = "canary-key-82"
 ROUTES = [CHAT, COMPLETIONS, "/v1/models", "/v1/models/stub-model", "/tokenize", "/detokenize", "/version", "/metrics",
-          "/docs", "/openapi.json", "/v1/responses", "/v1/messages", "/v1/embeddings", "/", "/nowhere"]  # fmt: skip
+          "/tokenizer_info", "/docs", "/openapi.json", "/v1/responses", "/v1/messages", "/v1/embeddings", "/",
+          "/nowhere"]  # fmt: skip
 
 
 def keyed(**args: object) -> StubApp:
@@ -47,14 +48,23 @@ def variants(path: str) -> list[str]:
     ]
 
 
-def test_no_spelling_of_any_route_answers_without_a_key() -> None:
+def every_route() -> set[str]:
+    """Those of the OpenAPI document that need a key, and others."""
+    document = run(ask(StubApp(), "GET", "/openapi.json")).json()
+    return {*ROUTES, *(path.replace("{", "").replace("}", "") for path in document["paths"])} - PROBE_PATHS
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "bearer wrong-wrong", "x-api-key": "x"}], ids=str)
+def test_no_spelling_of_any_route_answers_without_a_key(headers: dict[str, str]) -> None:
+    routes = every_route()
+
     async def check() -> None:
         app = keyed()
         async with app.client() as client:
-            for route in ROUTES:
+            for route in routes:
                 for path in variants(route):
                     for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE"):
-                        response = await client.request(method, "http://stub" + path)
+                        response = await client.request(method, "http://stub" + path, headers=headers)
                         assert response.status_code == 401, (method, path, response.text)
                         assert response.headers["www-authenticate"] == "Bearer"
                         if method == "HEAD":

@@ -112,11 +112,12 @@ def test_latency_is_taken_from_each_requests_timeline() -> None:
         times = RequestTimings(arrival=10.0, first_scheduled=10.5, first_token=first, last_token=last)
         return RequestOutput("r", None, [1], [], True, num_generated_tokens=tokens, timings=times)
 
-    samples = LatencySamples([], [], [])
+    samples = LatencySamples([], [], [], [])
     samples.add([output(11.0, 12.0, 11), output(11.5, 11.5, 1)], batch_seconds=2.0)
     assert samples.prefill_ms == pytest.approx([500.0, 1000.0])
     assert samples.token_ms == pytest.approx([100.0])
     assert samples.batch_ms == [2000.0]
+    assert samples.prompts_ms == pytest.approx([1000.0])
     assert samples.as_dict()["milliseconds"]["prefill"]["p50"] == pytest.approx(750.0)
     with pytest.raises(UsageError, match="--output-len must be at least 2"):
         LatencyArgs(output_len=1).check()

@@ -89,7 +89,17 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_throughput_measures_each_work(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
-    flags = ["--work", "fixed:3:8:4", "--work", "ragged:5:4-9:2-6", "--load-format", "dummy", "--dtype", "float32"]
+    flags = [
+        "--work",
+        "fixed:3:8:4",
+        "--work",
+        "ragged:5:4-9:2-6",
+        "--load-format",
+        "dummy",
+        "--dtype",
+        "float32",
+        "--no-ceilings",
+    ]
     assert main(["bench", "throughput", str(model), *flags, "--json", str(path)]) == 0
     out = capsys.readouterr().out
     assert "fixed:3:8:4" in out
@@ -97,6 +107,7 @@ def test_throughput_measures_each_work(model: Path, tmp_path: Path, capsys: pyte
     assert f"Throughput of {model}, float32" in out
     document = json.loads(path.read_text())
     assert document["results"][0]["output_tokens"] == 12
+    assert document["ceilings"] is None and document["results"][0]["needed_bytes"] > 0
     assert InstantLLM.made[0]["load_format"] == "dummy"
     assert InstantLLM.closed == 1
     assert all(token < 300 for prompt in InstantLLM.prompts for token in prompt)
@@ -110,7 +121,10 @@ def test_throughput_drives_the_real_engine(model: Path, tmp_path: Path) -> None:
     work = ["--work", "fixed:2:8:4", "--work", "ragged:3:4-9:2-6", "--against", "transformers", "--json", str(path)]
     result = subprocess.run([*command, *work], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
-    rows = json.loads(path.read_text())["results"]
+    document = json.loads(path.read_text())
+    rows = document["results"]
+    assert document["ceilings"]["bytes_per_second"] > 1e6 and document["ceilings"]["flops"] > 1e6
+    assert result.stdout.count("%)") == 2 * len(rows), "each rate has its share of a ceiling"
     assert [(row["work"], row["system"], len(row["seconds"])) for row in rows] == [
         ("fixed:2:8:4", "octavo", 2),
         ("fixed:2:8:4", "transformers", 1),
@@ -133,12 +147,40 @@ def test_latency_counts_only_runs_behind_the_warm_up(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.json"
-    flags = ["--batch-size", "2", "--input-len", "8", "--output-len", "5", "--repeat", "3", "--warmup", "2"]
+    flags = [
+        "--batch-size",
+        "2",
+        "--input-len",
+        "8",
+        "--output-len",
+        "5",
+        "--repeat",
+        "3",
+        "--warmup",
+        "2",
+        "--no-ceilings",
+    ]
     assert main(["bench", "latency", str(model), *flags, "--json", str(path)]) == 0
-    assert "2 x (8 + 5)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "2 x (8 + 5)" in out and "decode step" in out
     document = json.loads(path.read_text())
     assert document["samples"]["prefill_ms"] == [250.0] * 6
+    assert document["samples"]["prompts_ms"] == [250.0] * 3
     assert document["samples"]["token_ms"] == [250.0] * 6
     assert len(document["samples"]["batch_ms"]) == 3
     assert len({tuple(prompt) for prompt in InstantLLM.prompts}) == 10
     assert InstantLLM.closed == 1
+
+
+def test_core_gives_every_running_request_a_token_in_every_step(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    flags = ["--running", "1", "--running", "40", "--steps", "20", "--skip-tokenizer-init", "--block-size", "4"]
+    assert main(["bench", "core", str(model), *flags, "--json", str(path)]) == 0
+    assert "core p99" in capsys.readouterr().out
+    rows = json.loads(path.read_text())["results"]
+    assert [(row["running"], row["tokens"]) for row in rows] == [(1, 20), (40, 800)]
+    assert all(row[part]["p99"] >= row[part]["p50"] > 0 for row in rows for part in ("core_ms", "output_ms"))
+    assert main(["bench", "core", str(model), "--running", "0"]) == 2
+    assert InstantLLM.made == []

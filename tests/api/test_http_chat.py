@@ -197,6 +197,33 @@ def test_what_the_template_refuses_is_a_400_with_its_own_words() -> None:
     assert run(app.post(CHAT, {"messages": HI})).status_code == 200
 
 
+STRICT_TEMPLATE = """
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{{- message.content }}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_template_that_wants_a_certain_conversation_is_heard(
+    streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_templates["default"] = STRICT_TEMPLATE
+    app = StubApp(StubEngine(tokenizer=tokenizer))
+    system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+    for messages, words in (
+        ([system, user], "no system role here"), ([user, user], "roles must alternate"),
+        ([{"role": "developer", "content": "s"}, user], "no system role here"),
+        ([{"role": "wizard", "content": "w"}], "wizard"),
+    ):  # fmt: skip
+        response = run(app.post(CHAT, {"messages": messages, "stream": streamed}))
+        assert words in check_error(response)["message"] and "Traceback" not in response.text
+    assert "Traceback" not in caplog.text and app.engine.started == []
+    assert run(app.post(CHAT, {"messages": [user], "stream": streamed})).status_code == 200
+
+
 def test_developer_is_the_system_role_and_names_and_calls_reach_the_template() -> None:
     app = StubApp()
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -129,6 +129,7 @@ def test_a_prompt_over_the_context_is_refused_with_the_real_numbers(
     )
     error = check_error(response)
     assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("this model's maximum context length is 64 tokens")  # what clients look for
     assert all(number in error["message"] for number in numbers)
 
 
@@ -139,6 +140,18 @@ def test_a_huge_text_is_refused_before_it_is_tokenized() -> None:
     error = check_error(run(StubApp(engine).post(COMPLETIONS, {"prompt": "word " * 600_000})))
     assert error["code"] == "context_length_exceeded" and "256" in error["message"]
     assert encoded == []
+
+
+def test_a_long_text_far_over_the_context_is_refused_by_its_beginning() -> None:
+    engine = StubEngine()
+    engine.tokenizer.max_token_characters = 1000
+    real, encoded = engine.tokenizer.encode, []
+    engine.tokenizer.encode = lambda text, *args, **kwargs: encoded.append(len(text)) or real(text, *args, **kwargs)  # type: ignore[method-assign]
+    for text in ("a b" * 1600, "Hell" * 3000):
+        encoded.clear()
+        error = check_error(run(StubApp(engine).post(COMPLETIONS, {"prompt": text})))
+        assert error["code"] == "context_length_exceeded" and "256" in error["message"]
+        assert max(encoded) <= 4096 < len(text)
 
 
 def test_a_huge_list_of_ids_is_refused_by_its_length() -> None:

@@ -58,6 +58,20 @@ def test_tokenize_of_messages_is_what_a_chat_runs_on() -> None:
     assert app.engine.started[0][1] == tokens
 
 
+def test_tokenizer_info_is_what_a_client_needs_to_tokenize_here() -> None:
+    app = StubApp()
+    tokenizer = app.engine.tokenizer
+    assert tokenizer is not None
+    assert run(app.get("/tokenizer_info")).json() == {
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": None,
+        "vocab_size": tokenizer.vocab_size,
+        "chat_template": tokenizer.chat_template,
+    }
+    check_error(run(StubApp(StubEngine(tokenizer=None)).get("/tokenizer_info")))
+
+
 def test_an_empty_text_has_no_tokens() -> None:
     answer = run(StubApp().post("/tokenize", {"prompt": ""}))
     assert (answer.status_code, answer.json()["tokens"]) == (200, [])

@@ -142,6 +142,66 @@ def test_an_unknown_field_is_ignored_and_named(caplog: pytest.LogCaptureFixture)
     assert "zzz_mode" in caplog.text and "\né" not in caplog.text
 
 
+NESTED = [
+    ('"messages":[{"role":"user","content":"hi","zzz":1},{"role":"user","content":"x","zzz":2}]', "messages[0].zzz"),
+    ('"messages":[{"role":"user","content":[{"type":"text","text":"hi","mood":"glad"}]}]',
+     "messages[0].content[0].mood"),
+    ('"stream":true,"stream_options":{"chatty":true}', "stream_options.chatty"),
+    ('"response_format":{"type":"text","indent":2}', "response_format.indent"),
+    ('"tools":[{"type":"function","function":{"name":"f","color":"red"},"cost":1}],"tool_choice":"none"',
+     "tools[0].cost, tools[0].function.color"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "named"), NESTED)
+def test_an_unknown_field_within_another_is_named_with_its_place(
+    fields: str, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = fields if "messages" in fields else BASE[CHAT] + "," + fields
+    response = run(StubApp(StubEngine(context=4000)).post(CHAT, ("{" + body + "}").encode()))
+    assert response.status_code == 200, response.text
+    assert response.headers["x-octavo-ignored-fields"] == named
+    assert named in caplog.text
+    check_error(run(StubApp(strict_fields=True).post(CHAT, ("{" + body + "}").encode())), 400, named.split(",")[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        ('"stream":true,"stream_options":{"include_usages":true}', "stream_options.include_usage"),
+        ('"response_format":{"type":"json_schema","jsonSchema":{"schema":{}}}', "response_format.json_schema"),
+        ('"tools":[{"type":"function","function":{"name":"f","paramters":{"type":"object"}}}]',
+         "tools[0].function.parameters"),
+    ],
+)  # fmt: skip
+def test_a_slip_within_another_field_is_refused_with_the_name_that_was_meant(fields: str, meant: str) -> None:
+    error = check_error(post_raw(CHAT, fields))
+    assert error["param"].startswith(meant.rpartition(".")[0]) and f"did you mean {meant!r}" in error["message"]
+
+
+def test_what_answers_hold_may_be_sent_back_and_names_within_schemas_are_free() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None}
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    schema = {"type": "object", "properties": {"contents": {"type": "string"}, "typo": {}}, "titel": "t"}
+    body = {
+        "messages": [{"role": "user", "content": [part]}, answer | {"tool_calls": [call]},
+                     {"role": "tool", "tool_call_id": "c", "content": "1"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": False}}],
+        "chat_template_kwargs": {"mesages": 1},
+    }  # fmt: skip
+    response = run(StubApp(StubEngine(context=4000), strict_fields=True).post(CHAT, body))
+    assert response.status_code == 200, response.text
+    assert "x-octavo-ignored-fields" not in response.headers
+
+
+@pytest.mark.parametrize("number", ["16.0", "1e1"])
+def test_a_whole_number_must_be_written_as_one(number: str) -> None:
+    for name in ("max_tokens", "n", "top_k", "seed"):
+        error = check_error(post_raw(CHAT, f'"{name}":{number}'), 400, name)
+        assert error["code"] == "invalid_type"
+
+
 def test_a_slip_is_refused_with_the_name_that_was_meant() -> None:
     for slip, meant in (("temprature", "temperature"), ("maxTokens", "max_tokens"), ("top-p", "top_p")):
         error = check_error(post_raw(CHAT, f'"{slip}":1'), 400, slip)

@@ -103,7 +103,9 @@ def test_asking_for_more_than_the_context_leaves_ends_at_the_context() -> None:
     usage = answer["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["output_tokens"] == 256
     too_long = {**BODY, "messages": [{"role": "user", "content": "x" * 300}]}
-    check_message_error(run(StubApp().post(MESSAGES, too_long)), 400, "invalid_request_error", "messages", "256")
+    check_message_error(
+        run(StubApp().post(MESSAGES, too_long)), 400, "invalid_request_error", "prompt is too long", "256"
+    )
 
 
 def test_an_empty_answer_has_one_empty_text_block() -> None:

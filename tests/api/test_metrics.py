@@ -9,6 +9,7 @@ from stub_app import StubApp, run
 from stub_engine import StubEngine, make_config
 
 from octavo.api.metrics import Metrics, token_buckets
+from octavo.api.shared_numbers import NUM_COLUMNS, SharedNumbers
 from octavo.core.stats import FinishedRequestStats, SchedulerStats
 
 
@@ -169,6 +170,34 @@ def test_generated_tokens_add_up_whatever_n_is(n: int) -> None:
 
 def test_token_buckets_reach_up_to_the_context() -> None:
     assert token_buckets(256) == [1, 2, 5, 10, 20, 50, 100, 200]
+
+
+def test_metrics_of_all_processes_are_the_same_text_wherever_it_is_asked_for() -> None:
+    numbers = SharedNumbers(2)
+    first, second = (Metrics("m", make_config(300), one) for one in (numbers, SharedNumbers(2, 1, numbers.fd)))
+    first.record_step(step())
+    first.record_finished(finished())
+    for metrics in (first, second):
+        metrics.record_first_token(0.02)
+        metrics.record_tokens(2, 0.1)
+        metrics.record_status(429)
+    second.record_finished(finished(num_prompt_tokens=7, finish_reason="length"))
+    assert first.render() == second.render()
+    found = values(second)
+    assert found["octavo:num_requests_running"] == 3 and found["octavo:num_preemptions_total"] == 1
+    assert found["octavo:cache_config_info{16,True,0.9,101}"] == 1.0
+    assert (found["octavo:request_success_total{stop}"], found["octavo:request_success_total{length}"]) == (1, 1)
+    assert found["octavo:prompt_tokens_total"] == 17 and found["octavo:generation_tokens_total"] == 6
+    assert found["octavo:time_to_first_token_seconds_bucket{0.02}"] == 2  # a bound belongs to its bucket
+    assert found["octavo:time_to_first_token_seconds_bucket{0.01}"] == 0
+    assert found["octavo:time_to_first_token_seconds_sum"] == pytest.approx(0.04)
+    assert found["octavo:requests_rejected_total{overloaded}"] == 2
+
+
+def test_metrics_need_few_of_the_columns() -> None:
+    numbers = SharedNumbers()
+    Metrics("m", make_config(10_000_000), numbers)
+    assert numbers.take() < NUM_COLUMNS / 3
 
 
 def test_the_endpoint_serves_them_as_text() -> None:

@@ -33,7 +33,9 @@ OPERATIONS = [
 ]
 
 
-NEEDED = {"model", "messages", "prompt", "input", "max_tokens", "tokens"}
+NEEDED = {
+    "model", "messages", "prompt", "input", "max_tokens", "tokens", "text_1", "text_2", "query", "documents"
+}  # fmt: skip
 
 
 def reach_further(case: Case) -> None:

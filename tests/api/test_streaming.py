@@ -171,6 +171,30 @@ def test_one_line_is_logged_for_each_request_with_numbers_and_no_text(caplog: py
         assert "secret" not in caplog.text
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"])
+def test_a_refused_request_has_a_line_too_with_the_place_and_no_text(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "octavo")
+    app = StubApp()
+
+    def lines() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if record.name == "octavo.api.request_log"]
+        caplog.clear()
+        return found
+
+    body = {"messages": HI, "prompt": "a secret", "input": "a secret", "max_tokens": "secret\n"}
+    run(app.post(path, body, {"x-request-id": "trace-8"}))
+    (line,) = lines()
+    for part in (path, "error 400", "max_tokens" if path != "/v1/responses" else "messages", "trace-8", "total"):
+        assert part in line, line
+    assert "secret" not in line
+    app.engine.status = "loading"
+    run(app.post(path, body))
+    (line,) = lines()
+    assert f"{path}: error 503" in line
+
+
 def test_requests_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "octavo")
     engine = StubEngine()

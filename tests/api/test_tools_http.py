@@ -7,9 +7,11 @@ import pytest
 from chat_answers import ARGUMENTS, CALL, LAMP, NAMED, ROOMS, SCHEMA, TOOLS, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_schemas import GrammarWalker
 from stub_app import CHAT, HI, StubApp, check_error, run
 from stub_engine import TEMPLATE, StubEngine, make_tokenizer
 
+CALL_LIST = json.dumps({"name": "set_lamp", "parameters": ARGUMENTS})
 KNOWING = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{{ '\n' }}{% endfor %}{% for message in messages %}"
     "{{ message.role }}: {{ message.content }}{% for call in message.tool_calls or [] %}"
@@ -57,6 +59,14 @@ def test_a_call_cut_by_the_length_limit_ends_by_length(choice: Any, tokens: int)
     assert answer["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_forced_answer_that_is_cut_anywhere_has_no_text_beside_its_calls(choice: Any) -> None:
+    text = f"[{CALL_LIST}, {CALL_LIST}]" if choice == "required" else json.dumps(ARGUMENTS)
+    for tokens in range(1, len(make_tokenizer().encode(text))):
+        [answer] = both(playing(text, piece=7), tools=TOOLS, tool_choice=choice, max_tokens=tokens)
+        assert answer["finish_reason"] == "length" and not answer["message"]["content"]
+
+
 def test_text_before_calls_is_content_and_several_calls_are_counted() -> None:
     [answer] = both(playing(f"Two lamps.\n{CALL}\n{CALL}\n"), tools=TOOLS)
     assert answer["message"]["content"] == "Two lamps."
@@ -71,6 +81,18 @@ def test_text_held_back_as_a_possible_call_comes_before_the_end(text: str) -> No
     count = len(make_tokenizer().encode(text))
     [answer] = both(playing(text), tools=TOOLS, max_tokens=count)
     assert answer["message"]["content"] == text and answer["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("piece", [1, 2, 5, 500])
+def test_a_call_without_arguments_takes_none_from_the_next_one(piece: int) -> None:
+    text = f'<tool_call>\n{{"name": "list_rooms", "arguments": {{}}}}\n</tool_call>\n{CALL}'
+    [answer] = both(playing(text, piece=piece), tools=TOOLS)
+    calls = [call["function"] for call in answer["message"]["tool_calls"]]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("list_rooms", {}),
+        ("set_lamp", ARGUMENTS),
+    ]
+    assert answer["message"]["content"] is None and answer["finish_reason"] == "tool_calls"
 
 
 def test_parallel_calls_can_be_ruled_out() -> None:
@@ -263,6 +285,48 @@ def test_a_schema_that_cannot_be_enforced_binds_only_strict_functions() -> None:
     assert constraint.json == {"type": "object", "properties": {"a": {"type": "array"}}}
     body = {"messages": HI, "tools": [function(parameters=schema, strict=True)], "tool_choice": named}
     assert "uniqueItems" in check_error(run(StubApp(engine).post(CHAT, body)), 400, "tools")["message"]
+
+
+STRICT_LAMP = {"type": "function", "function": LAMP["function"] | {"strict": True}}
+
+
+def test_calls_of_strict_functions_are_held_to_their_schema_where_the_model_may_also_answer_in_words() -> None:
+    engine = playing(f"Light.\n{CALL}")
+    [answer] = both(engine, tools=[STRICT_LAMP, ROOMS])
+    assert answer["message"]["content"] == "Light." and len(answer["message"]["tool_calls"]) == 1
+    constraint = engine.started[-1][2].structured_outputs
+    assert constraint is not None
+    walker, spec = GrammarWalker(), constraint.spec()
+    opening = '<tool_call>\n{"name": "'
+    for good in (
+        "Words only.", "1 < 2 <tool", CALL, f"Light.\n{CALL}\n{CALL} Done.", f"{CALL}<tool_call",
+        opening + 'list_rooms", "arguments": {}}\n</tool_call>',
+    ):  # fmt: skip
+        assert walker.accepts(spec, good), good
+    for bad in (
+        CALL.replace("3", '"three"'), opening + 'set_lamp", "arguments": []}\n</tool_call>', CALL[:-20],
+        opening + 'fly", "arguments": {}}\n</tool_call>', "<tool_call> is a tag.",
+    ):  # fmt: skip
+        assert not walker.accepts(spec, bad), bad
+
+
+def test_strict_functions_cost_nothing_else() -> None:
+    engine = playing("<think>hm</think>It is bright.", "{{ tools }}{{ messages[0].content }}{# </think> #}")
+    [answer] = both(engine, tools=[STRICT_LAMP])
+    assert answer["message"]["reasoning_content"] == "hm" and answer["message"]["content"] == "It is bright."
+    assert engine.started[-1][2].structured_outputs is not None
+    engine = playing("Words.")
+    for args, fields in (
+        ({}, {"tools": [LAMP]}), ({}, {"tools": [STRICT_LAMP], "tool_choice": "none"}),
+        ({"tool_call_parser": "pythonic"}, {"tools": [STRICT_LAMP]}),
+        ({"tool_call_parser": "llama3_json"}, {"tools": [STRICT_LAMP]}),
+    ):  # fmt: skip
+        both(engine, args, **fields)
+        assert engine.started[-1][2].structured_outputs is None
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    body = {"messages": HI, "tools": [function(parameters=schema, strict=True)]}
+    assert "uniqueItems" in check_error(run(StubApp(engine).post(CHAT, body)), 400, "tools")["message"]
+    assert run(StubApp(engine).post(CHAT, {"messages": HI, "tools": [function(parameters=schema)]})).status_code == 200
 
 
 def test_json_that_is_asked_for_leaves_calls_possible() -> None:

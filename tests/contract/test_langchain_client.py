@@ -6,8 +6,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 langchain_openai = pytest.importorskip(
-    "langchain_openai", reason="LangChain is not installed; pip install 'octavo[clients]'"
+    "langchain_openai", reason="LangChain is not installed; make test-clients installs it"
 )
+pytestmark = pytest.mark.clients
 
 
 class Person(BaseModel):
@@ -35,8 +36,9 @@ def model(server_url: str, **fields: Any) -> Any:
 def test_plain_and_streamed_answers_are_the_same(server_url: str) -> None:
     llm = model(server_url, max_tokens=12)
     plain = llm.invoke("What is the capital of France?")
-    streamed = list(llm.stream("What is the capital of France?"))
+    streamed = list(llm.stream("What is the capital of France?", stream_usage=True))
     assert "".join(chunk.content for chunk in streamed) == plain.content != ""
+    assert [chunk.usage_metadata for chunk in streamed if chunk.usage_metadata][-1]["output_tokens"] <= 12
     assert plain.usage_metadata["output_tokens"] <= 12
 
 
@@ -60,3 +62,27 @@ def test_calls_are_the_same_streamed_and_plain_and_results_go_back(server_url: s
     result = {"role": "tool", "content": "sunny", "tool_call_id": theirs["id"]}
     answer = llm.bind_tools([Weather]).invoke([{"role": "user", "content": "Weather?"}, plain, result])
     assert answer.content or answer.tool_calls
+
+
+def test_the_responses_api_is_reached(server_url: str) -> None:
+    llm = model(server_url, use_responses_api=True, max_tokens=16)
+    plain = llm.invoke("What is the capital of France?")
+    assert "Paris" in plain.text
+    assert "".join(chunk.text for chunk in llm.stream("What is the capital of France?")) == plain.text
+
+
+def test_a_prompt_over_the_context_raises_the_error_of_that_name(server_url: str) -> None:
+    with pytest.raises(langchain_openai.chat_models.base.OpenAIContextOverflowError):
+        model(server_url).invoke("word " * 600)
+
+
+def test_embeddings_of_documents_and_of_a_query_are_alike(server_url: str) -> None:
+    embeddings = langchain_openai.OpenAIEmbeddings(
+        model="SmolLM2-135M-Instruct",
+        base_url=f"{server_url}/v1",
+        api_key="not-needed",
+        check_embedding_ctx_length=False,  # it would send ids of OpenAI's own tokenizer in place of the text
+    )
+    documents = embeddings.embed_documents(["a cat", "a dog"])
+    assert embeddings.embed_query("a cat") == pytest.approx(documents[0], abs=1e-5)
+    assert documents[0] != pytest.approx(documents[1], abs=1e-3)

@@ -25,7 +25,7 @@ class Machine:
         config = make_config()
         self.core = EngineCore(config, SimulatedExecutor(config), StartupTimeline("engine"), num_clients)
         self.said: queue.Queue[tuple[int, EngineCoreOutputs]] = queue.Queue()
-        self.loop = EngineLoop(self.core, lambda client, message: self.said.put((client, message)), num_clients)
+        self.loop = EngineLoop(self.core, lambda client, message: self.said.put((client, message)))
         self.error: Exception | None = None
         self.cpu_seconds = 0.0
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -142,7 +142,7 @@ def test_a_utility_that_raises_anything_answers_with_it(machine: Machine) -> Non
     assert "no utility" in str(machine.hear_result().error)
 
 
-def test_each_client_hears_of_its_own_requests_and_everybody_of_the_state() -> None:
+def test_each_client_hears_of_its_own_requests_and_one_alone_of_the_state() -> None:
     machine = Machine(num_clients=2)
     machine.loop.receive(request_of(1, client=0))
     machine.loop.receive(request_of(1, client=1, max_tokens=6))
@@ -153,7 +153,8 @@ def test_each_client_hears_of_its_own_requests_and_everybody_of_the_state() -> N
         client, message = machine.said.get(timeout=10)
         tokens[client] += len(message.handles) // 4
         ends += [client] * len(message.finished)
-        assert message.stats is not None
+        assert (message.stats is not None) == (client == 0)
+        assert message.has_news
     machine.stop()
     assert tokens == {0: 4, 1: 6}
     assert ends == [0, 1]

@@ -158,7 +158,7 @@ def test_text_that_cannot_fit_is_refused_without_tokenizing_it(tokenizer: Tokeni
     counting = CountingTokenizer(tokenizer)
     door = InputProcessor(text_config(), counting)  # pyright: ignore[reportArgumentType]
     most = 256 * tokenizer.max_token_characters
-    with pytest.raises(ContextLengthError, match=rf"{most + 1} characters, at least 257 tokens.* 256"):
+    with pytest.raises(ContextLengthError, match=rf"256 tokens; .* {most + 1} characters, at least 257 tokens"):
         prepare(door, "x" * (most + 1))
     assert counting.num_calls == 0
     with pytest.raises(ContextLengthError, match="tokens"):
@@ -254,11 +254,13 @@ def test_end_tokens_outside_of_the_vocabulary_and_repeated_ones_are_dropped(toke
     assert prepare(with_end_tokens([7, 2, 7, VOCAB_SIZE, -1], tokenizer), [5]).eos_token_ids == [2, 7]
 
 
-def test_the_tokenizers_end_token_serves_a_model_that_names_none(tokenizer: Tokenizer) -> None:
-    door = with_end_tokens([], tokenizer)
-    assert door.has_end_token
-    assert prepare(door, [5]).eos_token_ids == [tokenizer.eos_token_id]
-    assert not with_end_tokens([], None).has_end_token
+def test_the_tokenizers_end_token_serves_a_model_that_names_none(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert prepare(with_end_tokens([], tokenizer), [5]).eos_token_ids == [tokenizer.eos_token_id]
+    assert not caplog.records
+    assert prepare(with_end_tokens([], None), [5]).eos_token_ids == []
+    assert "no end token" in caplog.text
 
 
 def with_end_tokens(ids: list[int], tokenizer: Tokenizer | None) -> InputProcessor:

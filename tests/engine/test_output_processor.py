@@ -468,6 +468,18 @@ def test_times_and_counts_of_a_request_are_those_of_its_messages(tokenizer: Toke
     assert (stats.num_preemptions, stats.finish_reason, stats.request_id) == (1, "length", "r")
 
 
+def test_gaps_between_tokens_are_told_together_where_they_are_equal(tokenizer: Tokenizer) -> None:
+    notes = Notes()
+    desk = Desk(tokenizer, [notes])
+    handles = [desk.add(name, max_tokens=9)[1][0] for name in ("a", "b", "c")]
+    desk.processor.process(outputs([(handle, 8) for handle in handles[:2]], time=1.0))
+    desk.processor.process(outputs([(handle, 8) for handle in handles], time=2.0))
+    assert (len(notes.first), notes.later) == (3, [(2, 1.0)])
+    desk.processor.process(outputs([(handles[0], 8), (handles[2], 8)], time=4.0))
+    desk.processor.process(outputs([(handle, 8) for handle in handles], time=5.0))
+    assert notes.later[1:] == [(2, 2.0), (2, 1.0), (1, 3.0)]
+
+
 def test_handles_are_never_shared_by_two_running_completions(desk: Desk) -> None:
     desk.processor._next_handle = 2**31 - 3
     handles = [handle for name in ("a", "b") for handle in desk.add(name, n=2)[1]]

@@ -18,6 +18,7 @@ from octavo.core.engine_input import AbortRequests, EngineCoreRequest, UtilityCa
 from octavo.core.engine_output import EngineCoreOutputs, EngineReady
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.process_transport import ProcessTransport
+from octavo.engine.seat_transport import SeatTransport
 from octavo.engine.thread_transport import ThreadTransport
 from octavo.engine.transport import EngineGone, EngineTransport, make_transport
 
@@ -285,11 +286,49 @@ def test_a_request_that_the_engine_cannot_read_is_answered_with_an_error(transpo
     assert line.call(1, "check_integrity").error is None
 
 
+def test_every_client_of_an_engine_has_a_seat_of_its_own() -> None:
+    owner = ProcessTransport(config_of(), num_clients=3)
+    others = [SeatTransport(seat) for seat in owner.seats]
+    assert [one.client_index for one in (owner, *others)] == [0, 1, 2]
+    assert len(folders(os.getpid())) == 3
+    lines = [Line(one) for one in (owner, *others)]
+    try:
+        for line in lines:
+            assert isinstance(line.hear(), EngineReady)
+        assert folders(os.getpid()) == []
+        for index, line in enumerate(lines):
+            line.transport.send(request_of(1, max_tokens=5 + index, client_index=index))
+        for index, line in enumerate(lines):
+            num_tokens = 0
+            while not (message := line.hear()).finished:
+                num_tokens += len(message.handles) // 4
+                assert (message.stats is None) == (index > 0)
+            assert num_tokens + len(message.handles) // 4 == 5 + index
+        assert all(line.heard.empty() for line in lines[1:])
+    finally:
+        for line in reversed(lines):
+            line.transport.close()
+
+
+def test_a_client_that_comes_late_misses_nothing() -> None:
+    owner = ProcessTransport(config_of(), num_clients=2)
+    line = Line(owner)
+    try:
+        assert isinstance(line.hear(), EngineReady)
+        late = Line(SeatTransport(owner.seats[0]))
+        assert isinstance(late.hear(), EngineReady)
+        late.transport.send(request_of(1, client_index=1))
+        assert late.hear_until(lambda message: bool(message.finished)).finished[0].reason == "length"
+        late.transport.close()
+    finally:
+        owner.close()
+
+
 def test_a_message_that_is_no_message_is_dropped(transport: ProcessTransport) -> None:
     line = Line(transport)
     line.hear()
     for data in (b"", b"\xc1", msgspec.msgpack.encode(["add", 5]), msgspec.msgpack.encode({"a": 1})):
-        transport._input.send(data)
+        transport._own._input.send(data)
     assert line.call(1, "check_integrity").error is None
 
 

@@ -30,8 +30,10 @@ def serve(tokenizer_folder: Path, nothing_is_left: None) -> Iterator[Callable[..
     """Starts a server around a worker of the tests."""
     servers: list[ServerProcess] = []
 
-    def start(worker: str = "CountingWorker", executor: str = "uni", shutdown_timeout: float = 0.5) -> ServerProcess:
-        servers.append(ServerProcess.of_worker(tokenizer_folder, worker, executor, shutdown_timeout))
+    def start(
+        worker: str = "CountingWorker", executor: str = "uni", shutdown_timeout: float = 0.5, api_servers: int = 1
+    ) -> ServerProcess:
+        servers.append(ServerProcess.of_worker(tokenizer_folder, worker, executor, shutdown_timeout, api_servers))
         return servers[-1]
 
     yield start

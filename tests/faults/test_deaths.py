@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from counting import gone, until
-from server_process import ServerProcess, Stream
+from server_process import ServerProcess, Stream, wait_behind_eight
 
 from octavo.engine.process_transport import remove_stale_folders
 
@@ -29,17 +29,19 @@ def test_the_engine_is_killed_while_requests_run(serve: Serve) -> None:
     server = serve()
     url = server.wait_ready()
     (engine,) = server.wait_children(1)
-    streams = [Stream(url) for _ in range(3)]
+    streams = [Stream(url) for _ in range(6)]
     plain = [Stream(url, stream=False) for _ in range(2)]
     for stream in streams:
         stream.wait_flowing()
+    streams.append(wait_behind_eight(url))
     kill(engine)
     until(lambda: httpx.get(f"{url}/health").status_code == 503, "/health tells it", 3)
     began = time.monotonic()
     refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
     assert refused.status_code >= 500
     assert time.monotonic() - began < 1
-    assert [stream.last_error for stream in streams] == ["engine_dead"] * 3
+    assert httpx.get(f"{url}/v1/models").status_code == 200
+    assert [stream.last_error for stream in streams] == ["engine_dead"] * 7
     assert [(one.last_error, one.status) for one in plain] == [("engine_dead", 503)] * 2
     assert server.end() == 1
     assert server.lines[-1] == f"octavo: the engine process (pid {engine}) ended with signal SIGKILL"
@@ -85,10 +87,10 @@ def test_a_worker_process_is_killed_while_requests_run(serve: Serve) -> None:
     server.wait_children(2)
     (engine,) = children_of(server)
     (worker,) = server.family - {engine}
-    stream = Stream(url)
+    stream, plain = Stream(url), Stream(url, stream=False)
     stream.wait_flowing()
     kill(worker)
-    assert stream.last_error == "engine_dead"
+    assert (stream.last_error, plain.last_error, plain.status) == ("engine_dead", "engine_dead", 503)
     assert server.end() == 1
     assert f"worker 0 (pid {worker}) is gone" in server.lines[-1]
     assert no_traceback(server)
@@ -208,7 +210,8 @@ def check_removal(tmp_path: Path) -> None:
     assert {name: not (tmp_path / name).exists() for name in names} == names
 
 
-def test_three_servers_start_at_once_and_one_death_is_its_own(serve: Serve) -> None:
+@pytest.mark.parametrize("round_", range(2))
+def test_three_servers_start_at_once_and_one_death_is_its_own(serve: Serve, round_: int) -> None:
     servers = [serve() for _ in range(3)]
     urls = [server.wait_ready() for server in servers]
     assert len(set(urls)) == 3

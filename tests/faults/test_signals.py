@@ -18,7 +18,7 @@ import httpx
 import pytest
 from checkpoints import make_checkpoint
 from counting import children, cpu_seconds, folders, gone, until
-from server_process import END_SECONDS, ServerProcess, Stream
+from server_process import END_SECONDS, ServerProcess, Stream, wait_behind_eight
 
 Serve = Callable[..., ServerProcess]
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -90,6 +90,20 @@ def test_while_requests_run(serve: Serve, number: signal.Signals) -> None:
     assert (plain.last_error, plain.status) == ("stopping", 503)
     assert server.end() == 0
     assert no_traceback(server)
+
+
+def test_without_time_to_drain_every_request_is_told_at_once(serve: Serve) -> None:
+    server = serve(shutdown_timeout=0)
+    url = server.wait_ready()
+    streams, plain = [Stream(url) for _ in range(7)], Stream(url, stream=False)
+    for stream in streams:
+        stream.wait_flowing()
+    streams.append(wait_behind_eight(url))
+    server.signal(signal.SIGTERM)
+    assert {stream.last_error for stream in streams} == {"stopping"}
+    assert (plain.last_error, plain.status) == ("stopping", 503)
+    assert server.end() == 0
+    assert no_traceback(server) and server.folders() == []
 
 
 def refused(url: str) -> bool:
@@ -187,6 +201,27 @@ def test_a_port_in_use_is_told_before_anything_starts(octavo: Serve, host: str) 
         assert not server.family
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             pass  # the other one is not disturbed
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a plain user")
+def test_a_port_that_only_root_may_open_is_told_to_a_plain_user() -> None:
+    with open("/proc/sys/net/ipv4/ip_unprivileged_port_start") as file:
+        if int(file.read()) <= 81:
+            pytest.skip("any user may open any port here")
+    # The folders of this checkout may be closed to other users, so modules are imported before root is given up.
+    program = """
+        import encodings.idna, os
+        from octavo.api.listener import open_listener
+        from octavo.core.errors import ConfigurationError
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        try:
+            open_listener("127.0.0.1", 81)
+        except ConfigurationError as error:
+            print(error)
+    """
+    command = [sys.executable, "-P", "-c", textwrap.dedent(program)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert told == "port 81 may not be opened by this user; choose one from 1024 on with --port\n"
 
 
 def test_the_port_is_free_again_at_once(octavo: Serve, serve: Serve) -> None:

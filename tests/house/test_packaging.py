@@ -76,7 +76,8 @@ def test_constraints_pin_every_direct_dependency() -> None:
             assert version and "+" not in version, line
             pinned.add(canonical(name))
     table = project()["project"]
-    wanted = [*table["dependencies"], *table["optional-dependencies"]["test"], *table["optional-dependencies"]["dev"]]
+    extras = table["optional-dependencies"]
+    wanted = [*table["dependencies"], *extras["test"], *extras["dev"], *extras["clients"]]
     assert {canonical(requirement_name(text)) for text in wanted} - pinned == set()
 
 
@@ -107,8 +108,10 @@ def test_the_front_door_offers_exactly_the_public_names() -> None:
         "LLM",
         "AsyncLLM",
         "CompletionOutput",
+        "EmbeddingOutput",
         "EngineArgs",
         "Logprob",
+        "PoolingParams",
         "RequestOutput",
         "RequestOutputKind",
         "SamplingParams",

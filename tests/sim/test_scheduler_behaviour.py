@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from simulation import VOCAB, Simulation, make_config
 
+from octavo.core.engine_input import EngineCoreRequest
 from octavo.core.errors import ConfigurationError
+from octavo.core.sampling_params import SamplingParams
 from octavo.executor.simulated_executor import continuation
 
 
@@ -230,6 +232,20 @@ def test_each_client_hears_only_of_its_own_requests() -> None:
         for client, message in enumerate(simulation.step()):
             seen[client] |= set(np.frombuffer(message.handles, dtype=np.int32).tolist())
     assert seen == {0: {0}, 1: {1}}
+
+
+def test_two_clients_may_give_requests_the_same_handle() -> None:
+    core = Simulation(make_config(), num_clients=2).core
+    for client in (0, 1):
+        ids = np.array([client, 5], dtype=np.int32).tobytes()
+        core.add_request(core.prepare(EngineCoreRequest("r", 7, client, ids, SamplingParams(), 1, 4, 0.0)))
+    started: list[list[int]] = [[], []]
+    ended: list[list[int]] = [[], []]
+    while core.has_work:
+        for client, message in enumerate(core.step()):
+            started[client] += [start.handle for start in message.started]
+            ended[client] += [end.handle for end in message.finished]
+    assert started == ended == [[7], [7]]
 
 
 def test_a_context_that_the_pool_cannot_hold_is_cut_or_refused() -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulation import VOCAB, Simulation, make_config
 
-from octavo.executor.simulated_executor import continuation
+from octavo.executor.simulated_executor import continuation, pooled_sum
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -45,6 +45,7 @@ def workloads(draw: st.DrawFn) -> dict:
                 "max_tokens": draw(st.integers(1, max_model_len - len(prompt))),
                 "seed": draw(st.integers(0, 3)),
                 "priority": draw(st.integers(0, 2)),
+                "pools": draw(st.sampled_from([None, None, "last", "mean"])),
                 "eos": draw(st.lists(st.integers(0, VOCAB - 1), max_size=6)),
                 "arrives": draw(st.integers(0, 12)),
                 "aborts": draw(st.one_of(st.none(), st.none(), st.integers(0, 30))),
@@ -55,6 +56,8 @@ def workloads(draw: st.DrawFn) -> dict:
 
 def expected(request: dict) -> tuple[list[int], str]:
     """What a request gets when it is alone and nothing is cached."""
+    if request["pools"] is not None:
+        return [], "stop"
     tokens = continuation(request["prompt"], request["max_tokens"], request["seed"], VOCAB)
     for index, token in enumerate(tokens):
         if token in request["eos"]:
@@ -68,7 +71,7 @@ def play(workload: dict) -> Simulation:
     for tick in range(31):
         for handle, request in enumerate(requests):
             if request["arrives"] == tick:
-                keys = ("max_tokens", "seed", "priority", "eos")
+                keys = ("max_tokens", "seed", "priority", "eos", "pools")
                 simulation.add(handle, request["prompt"], **{key: request[key] for key in keys})
             due = request["aborts"] == tick and handle in simulation.outputs
             if due and simulation.scheduler.abort(0, handle):
@@ -91,6 +94,10 @@ def test_every_request_gets_the_tokens_it_would_get_alone(workload: dict) -> Non
             assert got == tokens[: len(got)]
         else:
             assert (got, simulation.finished[handle]) == (tokens, reason)
+            vector = None if request["pools"] is None else pooled_sum(request["prompt"])
+            assert simulation.vectors.get(handle) == vector
+        if request["pools"] == "mean":
+            assert not simulation.cached.get(handle)
     simulation.assert_all_free()
 
 
@@ -102,7 +109,7 @@ def test_both_loops_give_the_same_tokens(workload: dict) -> None:
     for overlap in (False, True):
         workload["config"]["overlap"] = overlap
         simulation = play(workload)
-        results.append((simulation.outputs, simulation.finished, simulation.stop_tokens))
+        results.append((simulation.outputs, simulation.vectors, simulation.finished, simulation.stop_tokens))
     assert results[0] == results[1]
 
 
@@ -112,7 +119,8 @@ def test_every_step_stays_within_its_budget(workload: dict) -> None:
     simulation = Simulation(make_config(**workload["config"]))
     simulation.executor.keep_steps = True
     for handle, request in enumerate(workload["requests"]):
-        simulation.add(handle, request["prompt"], max_tokens=request["max_tokens"], seed=request["seed"])
+        keys = ("max_tokens", "seed", "pools")
+        simulation.add(handle, request["prompt"], **{key: request[key] for key in keys})
     simulation.run()
     decodes = 0
     for step in simulation.executor.steps:

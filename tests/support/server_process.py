@@ -48,10 +48,16 @@ class ServerProcess:
 
     @classmethod
     def of_worker(
-        cls, tokenizer: Path, worker: str = "CountingWorker", executor: str = "uni", shutdown_timeout: float = 0.5
+        cls,
+        tokenizer: Path,
+        worker: str = "CountingWorker",
+        executor: str = "uni",
+        shutdown_timeout: float = 0.5,
+        api_servers: int = 1,
     ) -> "ServerProcess":
         """The whole server around a worker of the tests."""
-        return cls([str(SUPPORT / "worker_server.py"), worker, executor, str(tokenizer), str(shutdown_timeout)])
+        settings = (worker, executor, str(tokenizer), str(shutdown_timeout), str(api_servers))
+        return cls([str(SUPPORT / "worker_server.py"), *settings])
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -127,7 +133,10 @@ class ServerProcess:
 class Stream:
     """A completion that is read on a thread. ``events`` holds what came."""
 
-    def __init__(self, url: str, max_tokens: int = 15_000, stream: bool = True) -> None:
+    def __init__(
+        self, url: str, max_tokens: int = 15_000, stream: bool = True, client: httpx.Client | None = None
+    ) -> None:
+        self._client = client
         self.status: int | None = None
         self.events: list[Any] = []
         self.error: Exception | None = None
@@ -138,9 +147,9 @@ class Stream:
 
     def _run(self, url: str, body: dict[str, Any]) -> None:
         try:
-            with httpx.stream("POST", url, json=body, timeout=60) as response:
+            with (self._client or httpx).stream("POST", url, json=body, timeout=60) as response:
                 self.status = response.status_code
-                if not body["stream"]:
+                if not body["stream"] or self.status != 200:
                     self.events.append(json.loads(response.read()))
                     return
                 for line in response.iter_lines():
@@ -165,3 +174,17 @@ class Stream:
             if isinstance(event, dict) and "error" in event:
                 return event["error"]["code"]
         return f"none: {self.events[-1:]} {self.error}"
+
+
+def wait_behind_eight(url: str) -> Stream:
+    """A stream that waits in the queue of a server on which eight others run, the most that the tests' workers take."""
+    waiting = Stream(url)
+
+    def waits() -> bool:
+        text = httpx.get(f"{url}/metrics", timeout=30).text
+        return any(
+            line.startswith("octavo:num_requests_waiting{") and line.endswith(" 1.0") for line in text.splitlines()
+        )
+
+    until(waits, "it waits")
+    return waiting

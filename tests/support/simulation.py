@@ -7,6 +7,7 @@ from octavo.core.engine_input import EngineCoreRequest
 from octavo.core.engine_output import EngineCoreOutputs
 from octavo.core.grammar import GrammarSpec
 from octavo.core.model_config import ModelConfig, RopeConfig
+from octavo.core.pooling_params import PoolingParams
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.startup import StartupTimeline
 from octavo.engine.engine_core import EngineCore
@@ -62,6 +63,7 @@ class Simulation:
         self.scheduler = self.core.scheduler
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
+        self.vectors: dict[int, bytes] = {}
         self.stop_tokens: dict[int, int | None] = {}
         self.cached: dict[int, int] = {}
         self.first_step: dict[int, int] = {}
@@ -79,9 +81,10 @@ class Simulation:
         client: int = 0,
         output: list[int] | None = None,
         grammar: GrammarSpec | None = None,
+        pools: str | None = None,
         **params: object,
     ) -> None:
-        """Hand in a request, as a client's message would."""
+        """Hand in a request, as a client's message would. ``pools``: it wants a vector, by the ``mean`` or another."""
         message = EngineCoreRequest(
             request_id=f"r{handle}",
             handle=handle,
@@ -90,11 +93,13 @@ class Simulation:
             output_token_ids=np.array(output or [], dtype=np.int32).tobytes(),
             params=SamplingParams(max_tokens=max_tokens, **params),
             seed=seed,
-            max_total_tokens=len(prompt) + max_tokens,
+            max_total_tokens=len(prompt) + (max_tokens if pools is None else 1),
             arrival_time=0.0,
             eos_token_ids=eos or [],
             cache_salt=salt,
             grammar=grammar,
+            pooling=None if pools is None else PoolingParams(),
+            whole_prompt=pools == "mean",
         )
         self.outputs[handle] = []
         self.core.add_request(self.core.prepare(message))
@@ -112,6 +117,9 @@ class Simulation:
                 assert handle not in self.finished, "a token came after the end"
                 self.outputs[handle].append(token)
                 self.first_step.setdefault(handle, self.num_steps)
+            for pooled in message.pooled:
+                assert pooled.handle not in self.vectors, "a request was pooled twice"
+                self.vectors[pooled.handle] = pooled.values
             for finished in message.finished:
                 assert finished.handle not in self.finished, "a request ended twice"
                 self.finished[finished.handle] = finished.reason

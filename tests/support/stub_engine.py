@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -18,6 +20,8 @@ from octavo.core.engine_output import EngineReady
 from octavo.core.errors import EngineDeadError, EngineError
 from octavo.core.model_config import ModelConfig, RopeConfig
 from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings, TokenLogprobs
+from octavo.core.pooling_config import PoolingConfig
+from octavo.core.pooling_params import PoolingParams
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.input_processor import InputProcessor, PreparedRequest
 from octavo.engine.tokenizer import Tokenizer
@@ -106,12 +110,18 @@ class StubEngine:
     status: str = "ready"
     dead_error: EngineError | None = None
     engine_info: EngineReady | None = None
+    seats: tuple[()] = ()
     lowest: float = -math.inf
     """Log probability of the worst alternative."""
 
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    architecture: str = "LlamaForCausalLM"
+
     def __post_init__(self) -> None:
         vocab_size = 280 if self.tokenizer is None else self.tokenizer.vocab_size
-        self.config = make_config(vocab_size, self.context, self.default_sampling)
+        config = make_config(vocab_size, self.context, self.default_sampling)
+        model = msgspec.structs.replace(config.model, pooling=self.pooling, architecture=self.architecture)
+        self.config = msgspec.structs.replace(config, model=model)
         self.inputs = InputProcessor(self.config, self.tokenizer)
         self.release = asyncio.Event()
         self.running: set[str] = set()
@@ -136,13 +146,21 @@ class StubEngine:
         self.status = "dead"
         self.release.set()
 
+    def fail(self, cause: str) -> None:
+        """Given up by the server."""
+        self.die(cause)
+
     async def wait_dead(self) -> EngineError:
         """Returns after ``die``."""
         await self.release.wait()
         return self.dead_error or EngineDeadError("released")
 
     async def prepare(
-        self, prompt: TokensPrompt, sampling_params: SamplingParams, *, cache_salt: str | None = None
+        self,
+        prompt: TokensPrompt,
+        sampling_params: SamplingParams | PoolingParams,
+        *,
+        cache_salt: str | None = None,
     ) -> PreparedRequest:
         """The real input processor's checks."""
         return self.inputs.prepare(prompt, sampling_params, cache_salt)
@@ -159,7 +177,8 @@ class StubEngine:
         self.running.add(name)
         timings = RequestTimings(time.time(), time.time(), time.time())
         try:
-            for step, outputs in enumerate(self._steps(ids, sampling_params)):
+            steps = self._steps(ids, sampling_params) if prompt.pooling is None else [[_pooled(prompt)]]
+            for step, outputs in enumerate(steps):
                 await self._pace(step)
                 timings.first_token = timings.first_token or time.time()
                 timings.last_token = time.time()
@@ -264,6 +283,14 @@ class StubEngine:
         if params.prompt_logprobs is None:
             return None
         return [None, *(self._position(token, params.prompt_logprobs) for token in ids[1:])]
+
+
+def _pooled(prompt: PreparedRequest) -> CompletionOutput:
+    """A vector of eight numbers that depend on the ids and nothing else."""
+    assert prompt.pooling is not None
+    numbers = np.random.default_rng(prompt.prompt_token_ids).standard_normal(8, dtype=np.float32)
+    vector = prompt.pooling.finish(numbers.tobytes())
+    return CompletionOutput(0, "", [], None, "stop", vector=vector)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

@@ -1,6 +1,6 @@
 """``octavo serve`` as a program, with the whole engine behind it but a worker of the tests in place of a model.
 
-python worker_server.py WORKER EXECUTOR TOKENIZER_FOLDER SHUTDOWN_TIMEOUT
+python worker_server.py WORKER EXECUTOR TOKENIZER_FOLDER SHUTDOWN_TIMEOUT API_SERVER_COUNT
 """
 
 import sys
@@ -20,7 +20,7 @@ from octavo.engine.transport import make_transport
 
 def main() -> int:
     """Serves until it is told to stop; an error of ours is the last line, as ``octavo`` does it."""
-    worker, executor, folder, shutdown_timeout = sys.argv[1:]
+    worker, executor, folder, shutdown_timeout, count = sys.argv[1:]
     configure_logging("api")
     config = msgspec.structs.replace(
         make_config(max_model_len=20_000, budget=256, vocab_size=320),
@@ -30,10 +30,11 @@ def main() -> int:
     )
 
     def start(relay: StatRelay) -> AsyncLLM:
-        return AsyncLLM(config, make_transport(config, multiprocess=True), [relay])
+        return AsyncLLM(config, make_transport(config, True, int(count)), [relay])
 
     try:
-        return serve_engine(start, "counting", ServerArgs(port=0, shutdown_timeout=float(shutdown_timeout)))
+        args = ServerArgs(port=0, shutdown_timeout=float(shutdown_timeout), api_server_count=int(count))
+        return serve_engine(start, "counting", args)
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1

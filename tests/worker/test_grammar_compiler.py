@@ -197,6 +197,8 @@ def test_a_schema_nested_a_thousandfold_is_refused() -> None:
     [
         ({"choice": ["red", "blue"]}, ["red", "blue"], ["", "re", "redd", "Red", "redblue"]),
         ({"choice": ["naïve 🧭 漢", 'a"b\\\n']}, ["naïve 🧭 漢", 'a"b\\\n'], ["naïve"]),
+        ({"choice": ["a", "ab", "a"]}, ["a", "ab"], ["", "abb", "b"]), ({"choice": ["", "b"]}, ["", "b"], ["bb", "a"]),
+        ({"choice": [""]}, [""], ["a"]), ({"choice": ["/(|", "#"]}, ["/(|", "#"], ["/", "("]),
         ({"regex": "[0-9]{5}"}, ["12345"], ["1234", "123456", "x2345"]),
         ({"regex": "(|q.*)"}, ["", "q", "qx"], ["x", "q\n"]), ({"regex": "^a|b$"}, ["a", "b"], ["ab", "ax"]),
         ({"regex": "a/b\\/c"}, ["a/b/c"], ["a"]), ({"regex": '"#x\\\\'}, ['"#x\\'], []),
@@ -221,6 +223,23 @@ def test_exactly_what_is_meant_is_allowed(
         assert walker.accepts(spec, text), text
     for text in bad:
         assert not walker.accepts(spec, text), text
+
+
+def test_large_grammars_are_followed_to_their_end(walker: GrammarWalker) -> None:
+    names = [f"p{number}" for number in range(2000)]
+    schema = {"type": "object", "properties": dict.fromkeys(names, INTEGER), "additionalProperties": False}
+    assert walker.accepts(StructuredOutputs(json=schema).spec(), '{"p5": 1, "p1999": 2}')
+    assert not walker.accepts(StructuredOutputs(json=schema).spec(), '{"p5": 1, "p2000": 2}')
+    required = StructuredOutputs(json=schema | {"required": names, "properties": dict.fromkeys([*names, "q"], INTEGER)})
+    assert not walker.accepts(required.spec(), "{}")
+    schema["properties"]["q"] = INTEGER
+    with pytest.raises(RequestError, match=r"properties.* 2001 are not required"):
+        StructuredOutputs(json=schema).spec()
+    options = [f"option number {number}" for number in range(10_000)]
+    choice = StructuredOutputs(choice=options).spec()
+    assert walker.accepts(choice, "option number 9999") and not walker.accepts(choice, "option number 10000")
+    (text,) = walker.texts(choice, 1)
+    assert text in options
 
 
 def test_blanks_in_json_have_an_end(walker: GrammarWalker) -> None:

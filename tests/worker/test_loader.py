@@ -60,6 +60,34 @@ def test_a_tied_head_stored_in_the_file_gives_way_to_the_embedding(tmp_path: Pat
     assert torch.equal(logits_of(folder), expected)
 
 
+def set_config(folder: Path, **changes: object) -> None:
+    """Change config.json; None takes a field away."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if value is not None})
+    )
+
+
+def test_without_the_flag_the_architecture_decides_whether_the_head_is_tied(folder: Path) -> None:
+    expected = logits_of(folder)
+    set_config(folder, tie_word_embeddings=None)
+    assert torch.equal(logits_of(folder), expected)
+    edit_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=r"lacks lm_head\.weight"):
+        logits_of(folder)
+    set_config(folder, tie_word_embeddings=True)
+    assert not torch.allclose(logits_of(folder), expected)
+
+
+def test_a_dtype_that_config_promises_and_the_file_does_not_hold_is_computed_in(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t.update({name: tensor.half() for name, tensor in t.items()}))
+    set_config(folder, dtype="bfloat16", torch_dtype=None)
+    config = engine_config(folder, dtype="auto")
+    assert config.model.dtype == "bfloat16"
+    exact = logits_of(folder, dtype="float32")
+    assert torch.allclose(PagedModel(config).prompt_logits(IDS), exact, rtol=0, atol=0.02 * float(exact.abs().max()))
+
+
 def test_stored_rotary_tables_are_ignored_and_other_extras_named(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,6 +146,7 @@ def only_pickles(folder: Path) -> None:
     ("damage", "words"),
     [
         (drop("model.layers.1.mlp.up_proj.weight"), r"lacks model\.layers\.1\.mlp\.up_proj\.weight"),
+        (drop("model.layers.0.self_attn.k_proj.weight"), r"lacks model\.layers\.0\.self_attn\.k_proj\.weight"),
         (drop("lm_head.weight"), r"lacks lm_head\.weight \(.*tie_word_embeddings"),
         (reshape, r"model\.norm\.weight has shape \(63,\), but config\.json makes it \(64,\)"),
         (make_integers, r"model\.norm\.weight holds torch\.int8"),
@@ -137,6 +166,14 @@ def test_a_broken_checkpoint_is_one_line_that_names_the_fault(
     with pytest.raises(CheckpointError, match=words) as caught:
         load_model(engine_config(folder), CPU)
     assert "\n" not in str(caught.value)
+
+
+def test_a_shard_that_is_gone_is_named(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "sharded", max_shard_size="100KB")
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=rf"{shard.name} is missing"):
+        load_model(engine_config(folder), CPU)
 
 
 def test_many_missing_tensors_are_counted_not_listed(folder: Path) -> None:

@@ -108,6 +108,21 @@ def test_tiny_temperatures_are_greedy_at_any_size_of_logits(temperature: float) 
         assert sample(state, [0, 1, 2], logits, position) == [0, 60, 10]
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-38, 1e-45])
+def test_a_tiny_temperature_changes_nothing_for_its_neighbours(temperature: float) -> None:
+    logits = random_logits(3)
+    logits[0, 40], logits[2, 41] = 1e4, -1e4
+    normal = SamplingParams(temperature=1.3, top_p=0.9)
+    drawn: list[list[int]] = []
+    for beside in (SamplingParams(temperature=0.0), SamplingParams(temperature=temperature)):
+        state = make_state()
+        for slot, params in enumerate((beside, normal, normal)):
+            add(state, slot, params)
+        drawn.append([token for position in range(3, 13) for token in sample(state, [0, 1, 2], logits, position)])
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 5 and set(drawn[0][::3]) == {40}
+
+
 @pytest.mark.parametrize("repetition", [1e-300, 1e-40, 1.0, 1e6])
 def test_small_temperatures_that_are_drawn_give_no_nan_with_any_repetition_penalty(repetition: float) -> None:
     logits = torch.full((2, VOCAB), -1e4)

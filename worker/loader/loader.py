@@ -3,16 +3,19 @@
 import logging
 import time
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 
 from ...core.config import EngineConfig
 from ...core.errors import CheckpointError, ConfigurationError
-from ..layers.linear_method import choose_linear_method
+from ..layers.linear_method import LinearMethod, choose_linear_method
 from ..layers.weights import Shard, WeightSlot
+from ..models.bert import BertModel
 from ..models.causal_lm import CausalLM
-from ..models.registry import build_model
+from ..models.registry import build_encoder, build_model
 from .checkpoint import checkpoint_files, read_tensors
 from .heap import keep_freed_memory
 
@@ -22,12 +25,48 @@ _MOST_NAMES = 5
 """Tensor names that one message lists."""
 
 
+class Loadable(Protocol):
+    """What the loader asks of a model."""
+
+    weight_bytes: int
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Beginnings of the names of tensors that are rightly left in the checkpoint."""
+        ...
+
+    def slots(self) -> Iterator[WeightSlot]:
+        """Every tensor that the model needs, by the name it has for it."""
+        ...
+
+    def own_name(self, name: str) -> str:
+        """The model's name for what a checkpoint calls ``name``."""
+        ...
+
+    def finish_loading(self, method: LinearMethod) -> None:
+        """Turn the filled weights into operators."""
+        ...
+
+
+M = TypeVar("M", bound=Loadable)
+
+
 def load_model(
     config: EngineConfig,
     device: torch.device,
     shard: Shard = Shard(),  # noqa: B008 - frozen
 ) -> CausalLM:
-    """The model of ``config.model.path``, ready to run.
+    """The decoder of ``config.model.path``, ready to run. Raises as ``_load`` does."""
+    return _load(lambda: build_model(config.model, device, shard), config, device)
+
+
+def load_encoder(config: EngineConfig, device: torch.device) -> BertModel:
+    """The encoder of ``config.model.path``, ready to run. Raises as ``_load`` does."""
+    return _load(lambda: build_encoder(config.model, device), config, device)
+
+
+def _load(build: Callable[[], M], config: EngineConfig, device: torch.device) -> M:
+    """Build a model and fill it.
 
     Raises ``CheckpointError`` if files or tensors are missing, broken or of another shape than config.json promises,
     and ``UnsupportedModelError`` for an architecture or a feature without code.
@@ -35,12 +74,12 @@ def load_model(
     started = time.perf_counter()
     method = choose_linear_method(config, device)
     with torch.inference_mode():
-        model = build_model(config.model, device, shard)
+        model = build()
         slots = list(model.slots())
         if config.device.load_format == "dummy":
             fill_dummy(slots, config.device.seed)
         elif config.device.load_format in ("auto", "safetensors"):
-            fill_from_folder(slots, Path(config.model.path), config.model.tie_word_embeddings)
+            fill_from_folder(slots, Path(config.model.path), model)
         else:
             raise ConfigurationError(f"--load-format {config.device.load_format!r} does not exist")
         slots.clear()  # they hold views of weights that are about to be replaced
@@ -57,15 +96,16 @@ def load_model(
     return model
 
 
-def fill_from_folder(slots: list[WeightSlot], folder: Path, tied: bool) -> None:
+def fill_from_folder(slots: list[WeightSlot], folder: Path, model: Loadable) -> None:
     """Fill each slot from the folder's safetensors files. Raises ``CheckpointError``; extra tensors are a warning."""
     waiting = {slot.name: slot for slot in slots}
     extra: list[str] = []
     for path in checkpoint_files(folder):
         for name, tensor in read_tensors(path):
-            slot = waiting.pop(name, None)
+            own_name = model.own_name(name)
+            slot = waiting.pop(own_name, None)
             if slot is None:
-                if not _expected_extra(name, tied):
+                if not own_name.startswith(model.unused) and not own_name.endswith("rotary_emb.inv_freq"):
                     extra.append(name)
                 continue
             if tuple(tensor.shape) != slot.shape:
@@ -79,7 +119,7 @@ def fill_from_folder(slots: list[WeightSlot], folder: Path, tied: bool) -> None:
         logger.warning("%s has tensors that the model does not use: %s", folder, _listed(extra))
     if waiting:
         hint = ""
-        if "lm_head.weight" in waiting and not tied:
+        if "lm_head.weight" in waiting:
             hint = " (config.json says that the head is not tied to the embedding; is tie_word_embeddings wrong?)"
         raise CheckpointError(f"{folder} lacks {_listed(list(waiting))}{hint}")
 
@@ -99,11 +139,6 @@ def fill_dummy(slots: list[WeightSlot], seed: int) -> None:
             low, high = slot.dummy_center - slot.dummy_spread, slot.dummy_center + slot.dummy_spread
             tensor.uniform_(low, high, generator=generator)
         slot.fill(tensor)
-
-
-def _expected_extra(name: str, tied: bool) -> bool:
-    """True for tensors that are rightly ignored: stored rotary tables, and a tied head stored as well."""
-    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
 
 
 def _listed(names: list[str]) -> str:

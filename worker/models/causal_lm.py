@@ -81,6 +81,8 @@ class CausalLM(ABC):
             if config.tie_word_embeddings
             else VocabEmbedding(config.vocab_size, config.hidden_size, dtype, device, shard)
         )
+        self.unused = ("lm_head.weight",) if config.tie_word_embeddings else ()
+        """Beginnings of the names of tensors that checkpoints have and that are not needed."""
         self.weight_bytes = 0
         """Bytes of all weights and tables, once loaded."""
         self._head: LinearOperator = UnloadedLinear()
@@ -117,6 +119,11 @@ class CausalLM(ABC):
         yield from self.norm.slots("model.norm")
         if not self.config.tie_word_embeddings:
             yield from self.head_table.slots("lm_head")
+
+    def own_name(self, name: str) -> str:
+        """A checkpoint tensor's name as ``slots`` has it. Embedding models are often stored without their head, and
+        then without the prefix."""
+        return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
 
     def finish_loading(self, method: LinearMethod) -> None:
         """Turn the filled weights into operators. Slots of the model are not to be used afterwards."""

@@ -5,6 +5,7 @@ import torch
 from ...core.errors import UnsupportedModelError
 from ...core.model_config import ModelConfig
 from ..layers.weights import Shard
+from .bert import BertCrossEncoder, BertModel
 from .causal_lm import CausalLM
 from .llama import LlamaForCausalLM
 from .qwen2 import Qwen2ForCausalLM
@@ -15,6 +16,17 @@ MODELS: dict[str, type[CausalLM]] = {
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
+
+ENCODERS: dict[str, type[BertModel]] = {
+    "BertModel": BertModel,
+    "BertForMaskedLM": BertModel,
+    "BertForSequenceClassification": BertCrossEncoder,
+}
+
+
+def build_encoder(config: ModelConfig, device: torch.device) -> BertModel:
+    """The encoder of this configuration, its weights allocated and not filled. Raises ``UnsupportedModelError``."""
+    return ENCODERS[config.architecture](config, device)
 
 
 def build_model(
@@ -28,6 +40,6 @@ def build_model(
     """
     if config.architecture not in MODELS:
         raise UnsupportedModelError(
-            f"architecture {config.architecture!r} is not supported; known are {', '.join(MODELS)}"
+            f"architecture {config.architecture!r} is not supported; known are {', '.join((*MODELS, *ENCODERS))}"
         )
     return MODELS[config.architecture](config, device, shard)
