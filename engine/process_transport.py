@@ -75,6 +75,7 @@ class ProcessTransport(EngineTransport):
             "octavo.engine.engine_process:main",
             msgspec.msgpack.encode(spec),
             on_exit=self._on_exit,
+            huge_pages=True,
         )
         self._own.start(on_message)
 

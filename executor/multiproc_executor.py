@@ -150,6 +150,6 @@ def _start_rank(rank: int, config: EngineConfig, tasks: ReaderEnd) -> _Rank:
     replies, (reader,) = make_ring(1)
     payload = msgspec.msgpack.encode((rank, config))
     fds = (*tasks, *replies.fds)
-    process = ChildProcess(f"worker-{rank}", "octavo.executor.worker_process:main", payload, fds)
+    process = ChildProcess(f"worker-{rank}", "octavo.executor.worker_process:main", payload, fds, huge_pages=True)
     close_fds(fds)  # the rank's alone from now on, so that its end shows as an end of file
     return _Rank(rank, process, RingReader(reader))

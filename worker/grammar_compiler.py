@@ -114,8 +114,8 @@ def _library_grammar(spec: GrammarSpec) -> str:
 
 
 def _readable(message: str) -> str:
-    """The library's message without its dump of the parser's state."""
-    text = " ".join(re.split(r"<state>|<backtrace>|<non-verbose/>", message)[0].split())[:_MAX_MESSAGE]
+    """The library's message without its dump of the parser's state, and of the grammar around the place it names."""
+    text = " ".join(re.split(r"<state>|<backtrace>|<non-verbose/>|\n\s*\d+ \| ", message)[0].split())[:_MAX_MESSAGE]
     text = text.replace(_ONE_OF, "oneOf is only supported where its branches exclude each other; use anyOf")
     unknown = _UNIMPLEMENTED.search(text)
     if unknown is None:
