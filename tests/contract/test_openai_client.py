@@ -160,7 +160,7 @@ def test_an_unknown_model_and_an_unknown_path_raise_not_found(client: OpenAI) ->
         client.chat.completions.create(messages=FRANCE, **GREEDY | {"model": "gpt-x"})
     assert raised.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model=MODEL, input="a")
+        client.moderations.create(model=MODEL, input="a")
 
 
 def test_metrics_agree_with_the_usages(client: OpenAI, server_url: str) -> None:
