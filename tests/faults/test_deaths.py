@@ -210,7 +210,7 @@ def check_removal(tmp_path: Path) -> None:
     assert {name: not (tmp_path / name).exists() for name in names} == names
 
 
-@pytest.mark.parametrize("round_", range(2))
+@pytest.mark.parametrize("round_", range(5))
 def test_three_servers_start_at_once_and_one_death_is_its_own(serve: Serve, round_: int) -> None:
     servers = [serve() for _ in range(3)]
     urls = [server.wait_ready() for server in servers]
