@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from counting import gone, until
-from server_process import ServerProcess, Stream, wait_behind_eight
+from server_process import ServerProcess, Stream, gauge, wait_behind_eight
 
 from octavo.engine.process_transport import remove_stale_folders
 
@@ -89,6 +89,7 @@ def test_a_worker_process_is_killed_while_requests_run(serve: Serve) -> None:
     (worker,) = server.family - {engine}
     stream, plain = Stream(url), Stream(url, stream=False)
     stream.wait_flowing()
+    until(lambda: gauge(url, "num_requests_running") == 2, "both run")
     kill(worker)
     assert (stream.last_error, plain.last_error, plain.status) == ("engine_dead", "engine_dead", 503)
     assert server.end() == 1

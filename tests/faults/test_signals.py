@@ -18,7 +18,7 @@ import httpx
 import pytest
 from checkpoints import make_checkpoint
 from counting import children, cpu_seconds, folders, gone, until
-from server_process import END_SECONDS, ServerProcess, Stream, wait_behind_eight
+from server_process import END_SECONDS, ServerProcess, Stream, gauge, wait_behind_eight
 
 Serve = Callable[..., ServerProcess]
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -79,6 +79,7 @@ def test_while_requests_run(serve: Serve, number: signal.Signals) -> None:
     url = server.wait_ready()
     endless, plain = Stream(url), Stream(url, stream=False)
     endless.wait_flowing()
+    until(lambda: gauge(url, "num_requests_running") == 2, "both run")
     short = Stream(url, max_tokens=200)
     short.wait_flowing()
     server.signal(number)

@@ -179,12 +179,11 @@ class Stream:
 def wait_behind_eight(url: str) -> Stream:
     """A stream that waits in the queue of a server on which eight others run, the most that the tests' workers take."""
     waiting = Stream(url)
-
-    def waits() -> bool:
-        text = httpx.get(f"{url}/metrics", timeout=30).text
-        return any(
-            line.startswith("octavo:num_requests_waiting{") and line.endswith(" 1.0") for line in text.splitlines()
-        )
-
-    until(waits, "it waits")
+    until(lambda: gauge(url, "num_requests_waiting") == 1, "it waits")
     return waiting
+
+
+def gauge(url: str, name: str) -> float:
+    """The value of one of the server's metrics that has one series."""
+    lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"octavo:{name}{{"))
