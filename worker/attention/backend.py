@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from ...kernels.rotary import apply_rotary
 from ..batch_layout import BatchLayout
 from ..layers.norm import HeadNorm
 from ..layers.rotary import RotaryEmbedding
@@ -42,18 +41,10 @@ class AttentionBackend(ABC):
         """Work out, once per step, what all layers share."""
 
     @abstractmethod
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
-    ) -> torch.Tensor:
-        """Write the step's keys and values into the cache, then attend. Returns [T, H * D].
-
-        ``query`` is [T, H, D], ``key`` and ``value`` are [T, KH, D]; rows may be strided.
-        """
-
     def rotation(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Rotation:
-        """Look up the angles of a step's tokens (positions int64 [T]), once for all layers."""
-        return rotary.rows(positions)
+        """What the heads of a step's tokens (positions int64 [T]) are rotated by, once for all layers."""
 
+    @abstractmethod
     def forward(
         self,
         layer: int,
@@ -65,12 +56,5 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Normalize and rotate queries and keys, write the cache, attend. Returns [T, H * D].
 
-        ``heads`` is [T, H + 2 KH, D]: queries, keys, values, as the merged projection gives them. A backend that has
-        a kernel for these steps together overrides this; here they are one after the other.
+        ``heads`` is [T, H + 2 KH, D]: queries, keys, values, as the merged projection gives them.
         """
-        num_heads = heads.shape[1] - 2 * num_kv_heads
-        rotated, value = heads.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
-        if norm is not None:
-            rotated = norm(rotated)
-        query, key = apply_rotary(rotated, *rotation).split_with_sizes((num_heads, num_kv_heads), 1)
-        return self.attend(layer, query, key, value, plan)

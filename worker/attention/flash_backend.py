@@ -9,7 +9,7 @@ import importlib.util
 
 import torch
 
-from .fused_backend import CacheShape, FusedPlan
+from .fused_backend import CacheShape, FusedPlan, WrittenLayer
 from .triton_backend import TritonAttentionBackend
 
 BLOCK_MULTIPLE = 128
@@ -35,21 +35,13 @@ class FlashAttentionBackend(TritonAttentionBackend):
         # lengths come from the start positions.
         self._least_query_len = _ROWS_OF_A_TILE // (shape.num_heads // shape.num_kv_heads) + 1
 
-    def _attend_chunks(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        out: torch.Tensor,
-        plan: FusedPlan,
-        window: int | None,
-    ) -> None:
+    def _attend_chunks(self, layer: WrittenLayer, plan: FusedPlan) -> None:
         first = plan.num_decodes
         starts = plan.query_start_loc[first:]
-        out[first:] = self._forward(
-            query[first:],
-            keys,
-            values,
+        layer.out[first:] = self._forward(
+            layer.query[first:],
+            layer.keys,
+            layer.values,
             cu_seqlens_q=starts - first if first else starts,
             seqused_k=plan.seq_lens[first:],
             page_table=plan.block_table[first:],
@@ -57,5 +49,5 @@ class FlashAttentionBackend(TritonAttentionBackend):
             max_seqlen_k=plan.max_seq_len,
             softmax_scale=self._scale,
             is_causal=True,
-            window_size_left=-1 if window is None else window - 1,
+            window_size_left=-1 if layer.window is None else layer.window - 1,
         )[0]

@@ -42,6 +42,21 @@ class FusedPlan(AttentionPlan):
     slot_mapping: torch.Tensor
 
 
+@dataclass(slots=True)
+class WrittenLayer:
+    """One layer of a step whose keys and values are in the cache."""
+
+    query: torch.Tensor
+    """[T, H, D], rotated."""
+    keys: torch.Tensor
+    """The layer's cache, [num_blocks, block_size, KH, D]; so is ``values``."""
+    values: torch.Tensor
+    out: torch.Tensor
+    """[T, H, D], to be filled."""
+    window: int | None
+    """How many of the last tokens a query sees; None: all."""
+
+
 class FusedAttentionBackend(AttentionBackend):
     """Head norms, rotation and the cache write are one launch; a subclass attends over what is written."""
 
@@ -102,29 +117,9 @@ class FusedAttentionBackend(AttentionBackend):
         weight, eps = (norm.weight, norm.eps) if norm is not None else (None, 0.0)
         rope_and_cache(heads.flatten(1), positions, table, plan.slot_mapping, keys, values, query, weight, eps)
         out = torch.empty_like(query)
-        self.attend_written(query, keys, values, out, plan, self.shape.windows[layer])
+        self.attend_written(WrittenLayer(query, keys, values, out, self.shape.windows[layer]), plan)
         return out.flatten(1)
 
     @abstractmethod
-    def attend_written(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        out: torch.Tensor,
-        plan: FusedPlan,
-        window: int | None,
-    ) -> None:
-        """Attention of rotated queries [T, H, D] over the last ``window`` tokens in the cache, into ``out``."""
-
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
-    ) -> torch.Tensor:
-        assert isinstance(plan, FusedPlan)
-        keys, values = self._caches[layer]
-        width = key.shape[1] * key.shape[2]
-        keys.view(-1, width).index_copy_(0, plan.slot_mapping, key.reshape(-1, width))
-        values.view(-1, width).index_copy_(0, plan.slot_mapping, value.reshape(-1, width))
-        out = torch.empty_like(query)
-        self.attend_written(query, keys, values, out, plan, self.shape.windows[layer])
-        return out.flatten(1)
+    def attend_written(self, layer: WrittenLayer, plan: FusedPlan) -> None:
+        """Attention over what is in the cache; fills ``layer.out``."""

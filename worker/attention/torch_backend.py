@@ -9,8 +9,11 @@ import torch
 from ...kernels.decode_attention import decode_attention, gather_blocks
 from ...kernels.kv_write import clear_blocks, write_kv
 from ...kernels.prompt_attention import prompt_attention
+from ...kernels.rotary import apply_rotary
 from ..batch_layout import BatchLayout
-from .backend import AttentionBackend, AttentionPlan
+from ..layers.norm import HeadNorm
+from ..layers.rotary import RotaryEmbedding
+from .backend import AttentionBackend, AttentionPlan, Rotation
 from .decode_groups import group_rows
 from .prompt_groups import PromptGroup, group_prompts
 
@@ -162,9 +165,33 @@ class TorchAttentionBackend(AttentionBackend):
         cleared = self._blocks_to_clear(layout, sizes, lengths)
         return TorchAttentionPlan(layout.slot_mapping, cleared, layout.num_decodes, groups, prompts, chunks)
 
+    def rotation(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Rotation:
+        """The angles of each token."""
+        return rotary.rows(positions)
+
+    def forward(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        num_kv_heads: int,
+        norm: HeadNorm | None,
+        rotation: Rotation,
+        plan: AttentionPlan,
+    ) -> torch.Tensor:
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        rotated, value = heads.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
+        if norm is not None:
+            rotated = norm(rotated)
+        query, key = apply_rotary(rotated, *rotation).split_with_sizes((num_heads, num_kv_heads), 1)
+        return self.attend(layer, query, key, value, plan)
+
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor:
+        """Write the step's keys and values into the cache, then attend. Returns [T, H * D].
+
+        ``query`` is [T, H, D], ``key`` and ``value`` are [T, KH, D]; rows may be strided.
+        """
         if not isinstance(plan, TorchAttentionPlan):
             raise TypeError(f"a plan of {type(plan).__name__} was given to the torch attention backend")
         cache, window = self._layers[layer], self.windows[layer]
