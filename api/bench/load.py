@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from ..client import DEFAULT_URL, ServerAnswerError, ServerClient
 from ..config_file import UsageError
 from .event_stream import EventStreamClient
+from .plot import check_plot, draw_load
 from .report import mean, percentile, print_table, progress, write_json
 from .workload import draw_lengths
 
@@ -75,6 +76,9 @@ class LoadArgs:
 
     json: Path | None = None
     """Also write the results to this file."""
+
+    plot: Path | None = None
+    """Also draw a timeline and the distribution of latencies to this file (.png, .svg, .pdf; extra plot)."""
 
     def check(self) -> None:
         """Raises ``UsageError`` for a number that cannot be used."""
@@ -217,6 +221,7 @@ def run_load(args: LoadArgs) -> int:
     """Loads the server, prints the table and writes the JSON. The exit code: 1 if any request failed."""
     args.check()
     limits = args.limits()
+    check_plot(args.plot)
     with ServerClient(args.url, api_key=args.api_key) as client:
         models = client.models() if args.model is None else [args.model]
     if not models:
@@ -227,6 +232,8 @@ def run_load(args: LoadArgs) -> int:
     summary = summarize(records, seconds, limits)
     _print(args, models[0], summary)
     write_json(args.json, "serve", {"url": args.url, "model": models[0], **summary})
+    if args.plot is not None and summary["succeeded"]:
+        draw_load(records, f"{models[0]}, {pace}", args.plot)
     return 1 if summary["failed"] else 0
 
 

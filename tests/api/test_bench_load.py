@@ -147,3 +147,22 @@ def test_a_start_is_watched_to_its_first_token() -> None:
 def test_a_start_that_fails_tells_why() -> None:
     with pytest.raises(EngineStartError, match="ended with code 1 and said: octavo: there is no such model"):
         measure_start([sys.executable, "-P", fake_server.__file__, "--fail"], timeout=30.0)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_plot_is_drawn_of_what_succeeded(server: FakeServer, tmp_path: Path, suffix: str) -> None:
+    target = tmp_path / f"load{suffix}"
+    assert main(["bench", "serve", "--url", server.url, "--num-requests", "4", "--plot", str(target)]) == 0
+    data = target.read_bytes()
+    assert data.startswith(b"\x89PNG") if suffix == ".png" else data.rstrip().endswith(b"</svg>")
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_the_load(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "serve", "--url", server.url, "--plot", str(tmp_path / "load.xyz")]) != 0
+    assert "must end with one of" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    assert main(["bench", "serve", "--url", server.url, "--plot", str(tmp_path / "load.png")]) != 0
+    assert "octavo[plot]" in capsys.readouterr().err
+    assert server.requests == []

@@ -1,6 +1,5 @@
 """Attention with Triton kernels: any CUDA GPU, any block size that is a power of two from 16."""
 
-
 from ...kernels.triton.decode_attention import MAX_BATCH, allocate_scratch, decode_attention
 from ...kernels.triton.prompt_attention import prompt_attention
 from .fused_backend import CacheShape, FusedAttentionBackend, FusedPlan, WrittenLayer
