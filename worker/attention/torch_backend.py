@@ -15,12 +15,16 @@ from ..layers.norm import HeadNorm
 from ..layers.rotary import RotaryEmbedding
 from .backend import AttentionBackend, AttentionPlan, Rotation
 from .decode_groups import group_rows
-from .prompt_groups import PromptGroup, group_prompts
+from .padded_groups import PaddedGroup, pad_sequences
 
 _GROUP_OVERHEAD_BYTES = 256 * 1024
 """One more decode group costs about as much time as gathering and attending this many bytes of keys."""
 _GROUP_LIMIT_BYTES = 32 * 1024 * 1024
 """Most bytes of gathered keys (and again of values) in a group of several rows."""
+_PROMPT_OVERHEAD_TOKENS = 128
+"""One more group of prompts costs about as much time as attending this many more tokens of padding."""
+_PROMPT_LIMIT_TOKENS = 2048
+"""Most padded tokens in a group of several prompts: scores of more would leave the cache."""
 
 
 class LayerCache:
@@ -96,7 +100,7 @@ class TorchAttentionPlan(AttentionPlan):
         cleared_blocks: torch.Tensor | None,
         num_decodes: int,
         groups: list[DecodeGroup],
-        prompts: list[PromptGroup],
+        prompts: list[PaddedGroup],
         chunks: list[PromptChunk],
     ) -> None:
         self.slot_mapping = slot_mapping
@@ -159,7 +163,8 @@ class TorchAttentionBackend(AttentionBackend):
         groups = self._plan_groups(layout, sizes[: layout.num_decodes]) if layout.num_decodes else []
         lengths = np.diff(layout.query_start_loc)
         begun = layout.num_decodes + np.flatnonzero((lengths == layout.seq_lens)[layout.num_decodes :])
-        prompts = group_prompts(layout.query_start_loc[begun].astype(np.int64), lengths[begun], self._device)
+        starts = layout.query_start_loc[begun]
+        prompts = pad_sequences(starts, lengths[begun], _PROMPT_OVERHEAD_TOKENS, _PROMPT_LIMIT_TOKENS, self._device)
         later = layout.num_decodes + np.flatnonzero((lengths < layout.seq_lens)[layout.num_decodes :])
         chunks = [self._plan_chunk(layout, int(row), int(sizes[row])) for row in later]
         cleared = self._blocks_to_clear(layout, sizes, lengths)
@@ -206,7 +211,10 @@ class TorchAttentionBackend(AttentionBackend):
             part = self._attend_group(query[rows], cache, group, window)
             out[rows] = part.view(group.num_rows, self._num_heads, self._head_dim)
         for prompts in plan.prompts:
-            prompts.attend(query, key, value, self._scale, out, window)
+            parts = [prompts.gather(tensor) for tensor in (query, key, value)]
+            result = torch.empty_like(parts[0])
+            prompt_attention(parts[0], parts[1], parts[2], self._scale, result, window)
+            prompts.scatter(result, out)
         for chunk in plan.chunks:
             here = slice(chunk.start, chunk.stop)
             keys, values = (gathered[:, : chunk.length] for gathered in chunk.gathered.fill(cache))

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from ...core.errors import CheckpointError, UnsupportedModelError
 from ...core.model_config import ModelConfig
-from ..attention.encoder_attention import SequenceGroup, encoder_attention
+from ..attention.encoder_attention import encoder_attention
+from ..attention.padded_groups import PaddedGroup
 from ..layers.dtypes import torch_dtype
 from ..layers.embedding import VocabEmbedding
 from ..layers.layer_norm import LayerNorm
@@ -67,7 +68,7 @@ class BertLayer:
             raise UnsupportedModelError(f"hidden_act {name!r} is not supported; known are {', '.join(_ACTIVATIONS)}")
         self._activate = _ACTIVATIONS[name]
 
-    def __call__(self, x: torch.Tensor, groups: list[SequenceGroup]) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, groups: list[PaddedGroup]) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         mixed = encoder_attention(self.qkv(x).view(x.shape[0], *self._heads), groups)
         x = self.attention_norm(self.out(mixed) + x)
@@ -113,7 +114,7 @@ class BertModel:
         self.layers = [BertLayer(config, dtype, device) for _ in range(config.num_layers)]
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor, groups: list[SequenceGroup]
+        self, input_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor, groups: list[PaddedGroup]
     ) -> torch.Tensor:
         """Hidden states [T, hidden] of whole sequences; ids, positions and token types are int64 [T]."""
         x = self.norm(self.words(input_ids) + self.positions(positions) + self.types(types))
