@@ -41,9 +41,8 @@ def open_listener(host: str, port: int, shared: bool = False) -> socket.socket:
     Raises ``ConfigurationError`` naming the port or the host that cannot be had.
     """
     if shared and port:
-        open_listener(
-            host, port
-        ).close()  # whoever shares a port shares it with every server that does; ours is its own
+        # A shared port is shared with every program that asks for it; this one is to be ours alone.
+        open_listener(host, port).close()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
