@@ -52,7 +52,8 @@ class EngineArgs:
     """Where the model runs. auto takes a CUDA GPU if there is one."""
 
     attention_backend: str = "auto"
-    """Attention implementation. auto takes the fastest that works on the device."""
+    """Attention implementation: numba or torch on a CPU, flash, triton or torch on a GPU. auto takes the fastest that
+    works on the device."""
 
     num_threads: int | None = None
     """Threads of one operation on the CPU. Without it, one per core."""

@@ -4,11 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.decode_attention import decode_attention
 from octavo.kernels.embedding import embedding
 from octavo.kernels.gated_activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from octavo.kernels.int8_linear import dequantize_int8, int8_linear, quantize_int8
-from octavo.kernels.kv_write import write_kv
+from octavo.kernels.kv_blocks import gather_blocks, write_kv
 from octavo.kernels.linear import linear, pack_weight, packed_linear, packing_supported
 from octavo.kernels.rms_norm import add_rms_norm, rms_norm
 
@@ -57,16 +56,11 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
     assert keys.count_nonzero() == key.numel()
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(2, 40), (40, 64)], ids=["fused call", "products"])
-def test_both_ways_of_decode_attention_equal_softmax(rows: int, keys: int) -> None:
-    query, key, value = torch.randn(rows, 6, 8), torch.randn(rows, keys, 2, 8), torch.randn(rows, keys, 2, 8)
-    mask = torch.zeros(rows, 1, keys).masked_fill_(torch.rand(rows, 1, keys) < 0.3, -torch.inf)
-    mask[..., 0] = 0
-    got = decode_attention(query, key, value, mask, 0.3)
-    wide_key, wide_value = key.repeat_interleave(3, 2), value.repeat_interleave(3, 2)
-    weights = (torch.einsum("rhd,rshd->rhs", query, wide_key) * 0.3 + mask).softmax(-1)
-    expected = torch.einsum("rhs,rshd->rhd", weights, wide_value).flatten(1)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+def test_gathered_blocks_come_in_the_order_asked_for() -> None:
+    cache = torch.randn(5, 12)
+    out = torch.empty(3, 12)
+    gather_blocks(cache, torch.tensor([4, 0, 4], dtype=torch.int32), out)
+    assert torch.equal(out, cache[[4, 0, 4]])
 
 
 @pytest.mark.skipif(not packing_supported(), reason="this CPU has no bfloat16 products")

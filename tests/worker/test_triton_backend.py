@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
+from backend_steps import compare_backends
 from checkpoints import make_checkpoint
-from paged_model import CPU, Sequence, build_layout, engine_config
+from paged_model import CPU, engine_config
 
 from octavo.kernels.triton.device import INTERPRETED
 from octavo.worker.attention.fused_backend import CacheShape
@@ -34,30 +35,10 @@ HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 16, 16
 def test_a_prompt_in_chunks_beside_decodes(windows: tuple[int | None, ...], normalize: bool, tmp_path: Path) -> None:
     config = engine_config(make_checkpoint(tmp_path, head_dim=DIM, max_position_embeddings=64)).model
     rotary = RotaryEmbedding(config, torch.float32, CPU)
-    reference = TorchAttentionBackend(HEADS, KV_HEADS, DIM, BLOCK, windows, torch.float32, CPU)
+    reference = TorchAttentionBackend(KV_HEADS, DIM, BLOCK, windows, torch.float32, CPU)
     backend = TritonAttentionBackend(CacheShape(windows, HEADS, KV_HEADS, DIM, BLOCK, torch.float32, CPU), 8)
     norm = HeadNorm(HEADS, KV_HEADS, DIM, 1e-5, torch.float32, CPU)
     norm.weight.uniform_(0.5, 1.5)
-    sequences = [Sequence([], 0, [3, 7]), Sequence([], 0, [5, 1]), Sequence([], 0, [2])]
-    steps = [[(0, 20), (1, 5)], [(0, 1), (1, 13), (2, 3)], [(0, 1), (1, 1), (2, 1)]]
-    for made in (reference, backend):
-        made.allocate(9)
-    for step in steps:
-        layout = build_layout([(sequences[index], count) for index, count in step], BLOCK)
-        heads = torch.randn(layout.num_tokens, HEADS + 2 * KV_HEADS, DIM)
-        with torch.inference_mode():
-            for layer in range(len(windows)):
-                outputs = [
-                    made.forward(
-                        layer,
-                        heads.clone(),
-                        KV_HEADS,
-                        norm if normalize else None,
-                        made.rotation(rotary, layout.positions),
-                        made.plan(layout),
-                    )
-                    for made in (reference, backend)
-                ]
-                torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=2e-5)
-        for index, count in step:
-            sequences[index].num_computed += count
+    compare_backends(
+        reference, backend, rotary, (HEADS, KV_HEADS, DIM), BLOCK, len(windows), norm if normalize else None
+    )

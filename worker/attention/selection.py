@@ -6,6 +6,8 @@ import torch
 
 from ...core.config import EngineConfig
 from ...core.errors import ConfigurationError
+from ...kernels.numba import LANES
+from ...kernels.numba import obstacle as numba_obstacle
 from ..layers.dtypes import torch_dtype
 from ..layers.weights import Shard
 from .backend import AttentionBackend
@@ -14,7 +16,7 @@ from .windows import layer_windows
 
 logger = logging.getLogger(__name__)
 
-KNOWN_BACKENDS = ("torch", "triton", "flash")
+KNOWN_BACKENDS = ("numba", "torch", "triton", "flash")
 
 
 def select_backend(
@@ -31,9 +33,11 @@ def select_backend(
     model = config.model
     num_heads, num_kv_heads = shard.cut(model.num_heads)[1], shard.cut(model.num_kv_heads)[1]
     dtype = torch_dtype(model.dtype)
-    if name == "torch":
-        return TorchAttentionBackend(
-            num_heads=num_heads,
+    if name in ("numba", "torch"):
+        backend = TorchAttentionBackend
+        if name == "numba":
+            from .numba_backend import NumbaAttentionBackend as backend
+        return backend(
             num_kv_heads=num_kv_heads,
             head_dim=model.head_dim,
             block_size=config.cache.block_size,
@@ -62,6 +66,13 @@ def _choose(config: EngineConfig, device: torch.device) -> tuple[str, str]:
         raise ConfigurationError(
             f"--attention-backend {asked!r} does not exist; choose auto or {', '.join(KNOWN_BACKENDS)}"
         )
+    if asked == "numba" or (asked == "auto" and device.type == "cpu"):
+        obstacle = _obstacle_to_numba(config, device)
+        if obstacle is None:
+            return "numba", "asked for" if asked == "numba" else "the fastest on a CPU"
+        if asked == "numba":
+            raise ConfigurationError(f"--attention-backend numba: {obstacle}")
+        return "torch", obstacle
     obstacle = _obstacle_to_kernels(config, device)
     if asked == "torch" or (asked == "auto" and obstacle is not None):
         return "torch", "asked for" if asked == "torch" else str(obstacle)
@@ -73,6 +84,15 @@ def _choose(config: EngineConfig, device: torch.device) -> tuple[str, str]:
     if obstacle is not None:
         raise ConfigurationError(f"--attention-backend flash: {obstacle}")
     return "flash", "the fastest here: FlashAttention-3 for prompts, Triton for decoding"
+
+
+def _obstacle_to_numba(config: EngineConfig, device: torch.device) -> str | None:
+    """Why the compiled CPU kernels cannot be used; None if they can."""
+    if device.type != "cpu":
+        return f"the compiled kernels are for CPUs, not {device.type}"
+    if config.model.head_dim % LANES:
+        return f"the compiled kernels need heads of a multiple of {LANES}, not {config.model.head_dim}"
+    return numba_obstacle(torch_dtype(config.model.dtype))
 
 
 def _obstacle_to_kernels(config: EngineConfig, device: torch.device) -> str | None:

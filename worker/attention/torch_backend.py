@@ -1,4 +1,4 @@
-"""Attention with torch operators only: the CPU's backend, also correct on any other device."""
+"""Attention with torch operators only: right on any device, and what the CPU's backend computes prompts with."""
 
 import math
 from dataclasses import dataclass
@@ -6,21 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...kernels.decode_attention import decode_attention, gather_blocks
-from ...kernels.kv_write import clear_blocks, write_kv
+from ...kernels.kv_blocks import gather_blocks, write_kv
 from ...kernels.prompt_attention import prompt_attention
 from ...kernels.rotary import apply_rotary
 from ..batch_layout import BatchLayout
 from ..layers.norm import HeadNorm
 from ..layers.rotary import RotaryEmbedding
 from .backend import AttentionBackend, AttentionPlan, Rotation
-from .decode_groups import group_rows
 from .padded_groups import PaddedGroup, pad_sequences
 
-_GROUP_OVERHEAD_BYTES = 256 * 1024
-"""One more decode group costs about as much time as gathering and attending this many bytes of keys."""
-_GROUP_LIMIT_BYTES = 32 * 1024 * 1024
-"""Most bytes of gathered keys (and again of values) in a group of several rows."""
 _PROMPT_OVERHEAD_TOKENS = 128
 """One more group of prompts costs about as much time as attending this many more tokens of padding."""
 _PROMPT_LIMIT_TOKENS = 2048
@@ -39,90 +33,48 @@ class LayerCache:
         self.key_blocks, self.value_blocks = self.keys.flatten(1), self.values.flatten(1)
 
 
-class Gathered:
-    """Where the blocks of one decode group or one prompt chunk are gathered: the front of a backend's scratch memory.
+@dataclass(slots=True)
+class GatheredRow:
+    """A row attended over its gathered cache: tokens ``start:stop`` of the batch, the last ones of its sequence.
 
-    The views are made once per step, not once per layer: with few rows the views of a layer would take as long as its
-    attention.
+    The views are made once per step, not once per layer: of a short context they would take as long as its attention.
     """
-
-    __slots__ = ("blocks", "key_out", "keys", "value_out", "values")
-
-    def __init__(
-        self, blocks: torch.Tensor, scratch: tuple[torch.Tensor, torch.Tensor], shape: tuple[int, int, int, int]
-    ) -> None:
-        """``blocks`` is int32 [B]; ``shape`` is the [R, S, KH, D] that attention sees."""
-        count = blocks.shape[0]
-        self.blocks = blocks
-        front_keys, front_values = (flat[: math.prod(shape)] for flat in scratch)
-        self.key_out, self.value_out = front_keys.view(count, -1), front_values.view(count, -1)
-        self.keys, self.values = front_keys.view(shape), front_values.view(shape)
-
-    def fill(self, cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather a layer's keys and values. The tensors are overwritten by the next call of any group or chunk."""
-        gather_blocks(cache.key_blocks, self.blocks, self.key_out)
-        gather_blocks(cache.value_blocks, self.blocks, self.value_out)
-        return self.keys, self.values
-
-
-@dataclass(slots=True)
-class DecodeGroup:
-    """Decode rows that are attended together, R of them, padded to W blocks (S tokens)."""
-
-    rows: torch.Tensor | None
-    """int64 [R], or None for all decode rows in order."""
-    num_rows: int
-    gathered: Gathered
-    """Keys and values [R, S, KH, D]; padding comes from the null block."""
-    masks: dict[int | None, torch.Tensor | None]
-    """For each window in use: [R, 1, S] in the model's dtype, to be added to scores; None if it hides nothing."""
-
-
-@dataclass(slots=True)
-class PromptChunk:
-    """A later part of a prompt: tokens ``start:stop`` of the batch, the last ones of a sequence of ``length``."""
 
     start: int
     stop: int
-    length: int
-    gathered: Gathered
-    """Keys and values [1, S, KH, D] of the sequence."""
+    blocks: torch.Tensor
+    """int32 [B]: the sequence's blocks."""
+    key_out: torch.Tensor
+    """[B, block_size * KH * D] of the backend's scratch memory, for blocks of keys; so is ``value_out``."""
+    value_out: torch.Tensor
+    keys: torch.Tensor
+    """[1, S, KH, D]: the sequence's keys in ``key_out``; so are ``values``. The next row overwrites them."""
+    values: torch.Tensor
 
 
 class TorchAttentionPlan(AttentionPlan):
     """One step for ``TorchAttentionBackend``."""
 
-    __slots__ = ("chunks", "cleared_blocks", "groups", "num_decodes", "prompts", "slot_mapping")
+    __slots__ = ("prompts", "rows", "slot_mapping")
 
-    def __init__(
-        self,
-        slot_mapping: torch.Tensor,
-        cleared_blocks: torch.Tensor | None,
-        num_decodes: int,
-        groups: list[DecodeGroup],
-        prompts: list[PaddedGroup],
-        chunks: list[PromptChunk],
-    ) -> None:
+    def __init__(self, slot_mapping: torch.Tensor, prompts: list[PaddedGroup], rows: list[GatheredRow]) -> None:
+        """``prompts`` are those that begin in this step, whose keys are at hand; ``rows`` are all others."""
         self.slot_mapping = slot_mapping
-        self.cleared_blocks = cleared_blocks
-        self.num_decodes = num_decodes
-        self.groups = groups
         self.prompts = prompts
-        self.chunks = chunks
+        self.rows = rows
 
 
 class TorchAttentionBackend(AttentionBackend):
     """Gathers keys and values by block table and attends with dense operators.
 
-    Decode rows are batched in groups of similar length, and so are prompts that begin in this step, whose keys are at
-    hand. Later chunks of prompts are attended one by one over the gathered cache.
+    Prompts that begin in a step are attended together, in groups of similar length. All other rows are attended one by
+    one over the gathered cache, decodes too: a batch of them wants the compiled kernels (``numba_backend``).
     """
 
     name = "torch"
 
     def __init__(
         self,
-        num_heads: int,
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
@@ -130,8 +82,7 @@ class TorchAttentionBackend(AttentionBackend):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """One window (or None) per layer; ``num_heads`` and ``num_kv_heads`` are those of this rank."""
-        self._num_heads = num_heads
+        """One window (or None) per layer; ``num_kv_heads`` are those of this rank."""
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
         self._block_size = block_size
@@ -144,7 +95,7 @@ class TorchAttentionBackend(AttentionBackend):
         # Where blocks are gathered to: one pair for all layers and steps, since allocating it anew each time would
         # make the kernel fault in its pages again.
         empty = torch.empty(0, dtype=dtype, device=device)
-        self._scratch = (empty, empty)
+        self._scratch: tuple[torch.Tensor, ...] = (empty, empty)
 
     @property
     def bytes_per_block(self) -> int:
@@ -159,16 +110,7 @@ class TorchAttentionBackend(AttentionBackend):
         return self._layers[layer].keys, self._layers[layer].values
 
     def plan(self, layout: BatchLayout) -> TorchAttentionPlan:
-        sizes = -(-layout.seq_lens // self._block_size)  # blocks of each row
-        groups = self._plan_groups(layout, sizes[: layout.num_decodes]) if layout.num_decodes else []
-        lengths = np.diff(layout.query_start_loc)
-        begun = layout.num_decodes + np.flatnonzero((lengths == layout.seq_lens)[layout.num_decodes :])
-        starts = layout.query_start_loc[begun]
-        prompts = pad_sequences(starts, lengths[begun], _PROMPT_OVERHEAD_TOKENS, _PROMPT_LIMIT_TOKENS, self._device)
-        later = layout.num_decodes + np.flatnonzero((lengths < layout.seq_lens)[layout.num_decodes :])
-        chunks = [self._plan_chunk(layout, int(row), int(sizes[row])) for row in later]
-        cleared = self._blocks_to_clear(layout, sizes, lengths)
-        return TorchAttentionPlan(layout.slot_mapping, cleared, layout.num_decodes, groups, prompts, chunks)
+        return TorchAttentionPlan(layout.slot_mapping, *self._plan_rows(layout, range(layout.num_rows)))
 
     def rotation(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Rotation:
         """The angles of each token."""
@@ -199,100 +141,58 @@ class TorchAttentionBackend(AttentionBackend):
         """
         if not isinstance(plan, TorchAttentionPlan):
             raise TypeError(f"a plan of {type(plan).__name__} was given to the torch attention backend")
-        cache, window = self._layers[layer], self.windows[layer]
-        if plan.cleared_blocks is not None:
-            clear_blocks(cache.keys, cache.values, plan.cleared_blocks)
+        cache = self._layers[layer]
         write_kv(key, value, cache.key_slots, cache.value_slots, plan.slot_mapping)
-        if len(plan.groups) == 1 and not plan.prompts and not plan.chunks:
-            return self._attend_group(query, cache, plan.groups[0], window)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for group in plan.groups:
-            rows = slice(0, plan.num_decodes) if group.rows is None else group.rows
-            part = self._attend_group(query[rows], cache, group, window)
-            out[rows] = part.view(group.num_rows, self._num_heads, self._head_dim)
+        self._attend_rows(layer, query, key, value, plan, out)
+        return out.view(query.shape[0], -1)
+
+    def _attend_rows(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        plan: TorchAttentionPlan,
+        out: torch.Tensor,
+    ) -> None:
+        """Attention of the rows of a plan, whose keys and values are written; their part of ``out`` is filled."""
+        cache, window = self._layers[layer], self.windows[layer]
         for prompts in plan.prompts:
             parts = [prompts.gather(tensor) for tensor in (query, key, value)]
             result = torch.empty_like(parts[0])
             prompt_attention(parts[0], parts[1], parts[2], self._scale, result, window)
             prompts.scatter(result, out)
-        for chunk in plan.chunks:
-            here = slice(chunk.start, chunk.stop)
-            keys, values = (gathered[:, : chunk.length] for gathered in chunk.gathered.fill(cache))
-            prompt_attention(query[None, here], keys, values, self._scale, out[None, here], window)
-        return out.view(query.shape[0], -1)
+        for row in plan.rows:
+            gather_blocks(cache.key_blocks, row.blocks, row.key_out)
+            gather_blocks(cache.value_blocks, row.blocks, row.value_out)
+            here = slice(row.start, row.stop)
+            prompt_attention(query[None, here], row.keys, row.values, self._scale, out[None, here], window)
 
-    def _attend_group(
-        self, query: torch.Tensor, cache: LayerCache, group: DecodeGroup, window: int | None
-    ) -> torch.Tensor:
-        """Attention of a group's queries [R, H, D]; returns [R, H * D]."""
-        keys, values = group.gathered.fill(cache)
-        return decode_attention(query, keys, values, group.masks[window], self._scale)
+    def _plan_rows(self, layout: BatchLayout, rows: range) -> tuple[list[PaddedGroup], list[GatheredRow]]:
+        """The prompts among ``rows`` that begin in this step, in groups, and the others."""
+        lengths = np.diff(layout.query_start_loc)
+        begin = (lengths == layout.seq_lens)[rows.start :]
+        begun = rows.start + np.flatnonzero(begin)
+        starts = layout.query_start_loc[begun]
+        prompts = pad_sequences(starts, lengths[begun], _PROMPT_OVERHEAD_TOKENS, _PROMPT_LIMIT_TOKENS, self._device)
+        return prompts, [self._plan_row(layout, rows.start + int(row)) for row in np.flatnonzero(~begin)]
 
-    def _plan_groups(self, layout: BatchLayout, sizes: np.ndarray) -> list[DecodeGroup]:
-        block_bytes = self._row_elements * self._dtype.itemsize
-        overhead = max(1, _GROUP_OVERHEAD_BYTES // block_bytes)
-        limit = max(1, _GROUP_LIMIT_BYTES // block_bytes)
-        parts = group_rows(sizes, overhead, limit)
-        groups: list[DecodeGroup] = []
-        for part in parts:
-            width = int(sizes[part].max())
-            rows = None if len(parts) == 1 else torch.from_numpy(part).to(self._device)
-            table = layout.block_table[: len(sizes)] if rows is None else layout.block_table[rows]
-            table = table[:, :width]
-            if int(sizes[part].min()) < width:
-                # Entries past a row's blocks are undefined; the null block's slots are always finite.
-                row_sizes = torch.from_numpy(sizes[part]).to(self._device).unsqueeze(1)
-                table = table.masked_fill(torch.arange(width, device=self._device) >= row_sizes, 0)
-            gathered = self._gather_to(table.reshape(-1), len(part))
-            masks = self._masks(layout.seq_lens[part], width * self._block_size)
-            groups.append(DecodeGroup(rows, len(part), gathered, masks))
-        return groups
-
-    def _plan_chunk(self, layout: BatchLayout, row: int, size: int) -> PromptChunk:
+    def _plan_row(self, layout: BatchLayout, row: int) -> GatheredRow:
         start, stop = int(layout.query_start_loc[row]), int(layout.query_start_loc[row + 1])
-        gathered = self._gather_to(layout.block_table[row, :size], 1)
-        return PromptChunk(start, stop, int(layout.seq_lens[row]), gathered)
-
-    def _gather_to(self, blocks: torch.Tensor, rows: int) -> Gathered:
-        """Room in the scratch memory for the blocks int32 [B] of so many rows."""
-        needed = blocks.shape[0] * self._row_elements
+        length = int(layout.seq_lens[row])
+        blocks = layout.block_table[row, : -(-length // self._block_size)]
+        count = blocks.shape[0]
+        needed = count * self._row_elements
         if needed > self._scratch[0].shape[0]:
             # A quarter more: contexts grow by a block every few steps. Plans made before keep the memory they have.
-            size = needed + needed // 4
-            self._scratch = (
-                torch.empty(size, dtype=self._dtype, device=self._device),
-                torch.empty(size, dtype=self._dtype, device=self._device),
+            self._scratch = tuple(
+                torch.empty(needed + needed // 4, dtype=self._dtype, device=self._device) for _ in range(2)
             )
-        tokens = blocks.shape[0] * self._block_size // rows
-        return Gathered(blocks, self._scratch, (rows, tokens, self._num_kv_heads, self._head_dim))
-
-    def _masks(self, seq_lens: np.ndarray, padded: int) -> dict[int | None, torch.Tensor | None]:
-        """For each window in use, what to add to the scores of rows with these lengths, padded to ``padded`` keys."""
-        lengths = torch.from_numpy(seq_lens).to(self._device).view(-1, 1, 1)
-        key_at = torch.arange(padded, device=self._device)
-        masks: dict[int | None, torch.Tensor | None] = {}
-        for window in set(self.windows):
-            if int(seq_lens.min()) == padded and (window is None or padded <= window):
-                masks[window] = None
-                continue
-            hidden = key_at >= lengths
-            if window is not None:
-                hidden = hidden | (key_at < lengths - window)
-            zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-            masks[window] = zeros.masked_fill_(hidden, -torch.inf)
-        return masks
-
-    def _blocks_to_clear(self, layout: BatchLayout, sizes: np.ndarray, lengths: np.ndarray) -> torch.Tensor | None:
-        """Blocks that this step, with ``lengths`` [R] tokens per row, begins but does not fill, int64, or None. See
-        ``kernels.kv_write.clear_blocks``."""
-        first_new = layout.seq_lens - lengths
-        last = sizes - 1  # the only block of a row that can be partly filled
-        begun = (last * self._block_size >= first_new) & (layout.seq_lens % self._block_size != 0)
-        rows = np.flatnonzero(begun)
-        if len(rows) == 0:
-            return None
-        at = torch.from_numpy(last[rows].astype(np.int64)).to(self._device)
-        return layout.block_table[torch.from_numpy(rows).to(self._device), at].long()
+        key_out, value_out = (flat[:needed].view(count, -1) for flat in self._scratch)
+        shape = (1, count * self._block_size, self._num_kv_heads, self._head_dim)
+        keys, values = (out.view(shape)[:, :length] for out in (key_out, value_out))
+        return GatheredRow(start, stop, blocks, key_out, value_out, keys, values)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from ...core.errors import UnsupportedModelError
 from ...kernels.gated_activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from ...kernels.numba import obstacle as numba_obstacle
 from ...kernels.rms_norm import add_rms_norm, rms_norm
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -56,6 +57,22 @@ class TorchOperators:
         return _ACTIVATIONS[name]
 
 
+class NumbaOperators(TorchOperators):
+    """Compiled kernels for a CPU; what has none there is torch's."""
+
+    name = "numba"
+
+    def __init__(self) -> None:
+        from ...kernels.numba import gated_activation, rms_norm
+
+        self.add_rms_norm = rms_norm.add_rms_norm
+        self._silu_and_mul = gated_activation.silu_and_mul
+
+    def activation(self, name: str) -> Activation:
+        """The gated activation that config.json calls ``name``. Raises ``UnsupportedModelError``."""
+        return self._silu_and_mul if name in ("silu", "swish") else super().activation(name)
+
+
 class TritonOperators(TorchOperators):
     """Triton kernels for a CUDA GPU; what has none there is torch's."""
 
@@ -74,6 +91,8 @@ class TritonOperators(TorchOperators):
         return self._silu_and_mul if name in ("silu", "swish") else super().activation(name)
 
 
-def choose_operators(device: torch.device) -> Operators:
-    """The operators for a device."""
-    return TritonOperators() if device.type == "cuda" else TorchOperators()
+def choose_operators(device: torch.device, dtype: torch.dtype) -> Operators:
+    """The operators for a device and the dtype that the model computes in."""
+    if device.type != "cpu":
+        return TritonOperators()
+    return NumbaOperators() if numba_obstacle(dtype) is None else TorchOperators()

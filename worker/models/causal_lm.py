@@ -69,7 +69,7 @@ class CausalLM(ABC):
         self.device = device
         dtype = torch_dtype(config.dtype)
         options = self.attention_options(config)
-        operators = choose_operators(device)
+        operators = choose_operators(device, dtype)
         self.embedding = VocabEmbedding(config.vocab_size, config.hidden_size, dtype, device, shard)
         self.layers = [
             DecoderLayer(index, config, options, dtype, device, operators, shard) for index in range(config.num_layers)

@@ -1,4 +1,4 @@
-"""Writing one step's keys and values into the paged cache."""
+"""Writing keys and values into the paged cache, and gathering a sequence's blocks out of it."""
 
 import torch
 
@@ -19,11 +19,6 @@ def write_kv(
     value_slots.index_copy_(0, slot_mapping, value)
 
 
-def clear_blocks(key_cache: torch.Tensor, value_cache: torch.Tensor, blocks: torch.Tensor) -> None:
-    """Zero whole blocks (int64 ids [B]), in place.
-
-    Done when the first slot of a block that will not be full is about to be written. Slots past a sequence's end are
-    masked, but a masked NaN left there by an earlier owner would still spread through ``0 * NaN``.
-    """
-    key_cache.index_fill_(0, blocks, 0)
-    value_cache.index_fill_(0, blocks, 0)
+def gather_blocks(cache_blocks: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy blocks (int32 ids [B]) of a cache seen as [num_blocks, block_size * KH * D] into ``out`` [B, same]."""
+    torch.index_select(cache_blocks, 0, blocks, out=out)

@@ -1,0 +1,31 @@
+"""CPU kernels in Python that Numba compiles: one file per fused operation, named after its torch reference.
+
+Importing a file needs the ``numba`` package and a torch that brings GNU OpenMP. With few rows, what torch's operators
+cost is mostly the call; here a call is one structure of numbers and one jump, and the threads are torch's own. Each
+row's result depends on that row alone. Compiled code is kept beside the source (or in the user's cache folder), so
+that only the first start compiles.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+LANES = 16
+"""Numbers that attention handles side by side: the size of a head must be a multiple."""
+
+
+def obstacle(dtype: torch.dtype) -> str | None:
+    """Why these kernels cannot run here on tensors of ``dtype``; None if they can. Imports nothing."""
+    if dtype not in (torch.bfloat16, torch.float32):
+        return f"no compiled CPU kernels for {dtype}"
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    if openmp_library() is None:
+        return "this build of torch does not bring GNU OpenMP"
+    return None
+
+
+def openmp_library() -> Path | None:
+    """GNU OpenMP as torch loaded it: another copy would have threads of its own, which wait for the same cores."""
+    return next((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"), None)
