@@ -14,18 +14,15 @@ Names within messages, tools and other objects are offered, without effect or un
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from ..core.errors import RequestError, UnsupportedFieldError
 from .nested_fields import NestedNames, UnknownName
-from .protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from .protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
 
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 MAX_UNKNOWN_FIELDS = 64
@@ -77,10 +74,10 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True)
-class EndpointFields:
-    """The fields of one endpoint, beside those of its request Struct."""
+class EndpointFields(Generic[T_co]):
+    """The fields of one endpoint: those of its request Struct, and what others it knows."""
 
-    request_type: type[msgspec.Struct]
+    request_type: type[T_co]
     without_effect: frozenset[str] = frozenset()
     refused: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Known but not offered: name to the values, beside null, that ask for nothing."""
@@ -102,7 +99,7 @@ DETOKENIZE_FIELDS = EndpointFields(DetokenizeRequest)
 class FieldCheck:
     """Sorts the names in a request body by the table of its endpoint."""
 
-    def __init__(self, fields: EndpointFields, strict: bool) -> None:
+    def __init__(self, fields: EndpointFields[msgspec.Struct], strict: bool) -> None:
         self._offered = fields.offered
         self._without_effect = fields.without_effect
         self._refused = fields.refused

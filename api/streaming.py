@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -12,9 +13,8 @@ from ..core.errors import OctavoError, OverloadedError
 from .dialect import Collector, StreamWriter, encode_json
 from .error_answers import error_event, error_response, error_status, log_internal_error
 from .errors import ClientGoneError
+from .exchange import Exchange
 from .generation import Event, Generation
-from .open_requests import OpenRequests
-from .request_log import RequestLog
 from .tracing import TRACING, Tracing
 
 HEADERS_AFTER = 1.0
@@ -34,13 +34,11 @@ ERROR_SEND_SECONDS = 1.0
 class GenerationResponse(Response):
     """The ASGI application of one answer: runs its generation while the client is there."""
 
-    def __init__(
-        self, generation: Generation, requests: OpenRequests, log: RequestLog, headers: dict[str, str]
-    ) -> None:
-        super().__init__(headers=headers)
+    def __init__(self, generation: Generation, exchange: Exchange[msgspec.Struct]) -> None:
+        super().__init__(headers=exchange.headers)
         self.generation = generation
-        self._requests = requests
-        self._log = log
+        self._requests = exchange.open_requests
+        self._log = exchange.log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; whatever goes wrong is told to the client, in OpenAI's shape unless the dialect has its own."""
@@ -96,15 +94,8 @@ class GenerationResponse(Response):
 class CollectedResponse(GenerationResponse):
     """A plain answer."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        collector: Collector,
-        requests: OpenRequests,
-        log: RequestLog,
-        headers: dict[str, str],
-    ) -> None:
-        super().__init__(generation, requests, log, headers)
+    def __init__(self, generation: Generation, collector: Collector, exchange: Exchange[msgspec.Struct]) -> None:
+        super().__init__(generation, exchange)
         self._collector = collector
 
     async def produce(self, send: Send) -> None:
@@ -131,15 +122,8 @@ class EventStreamResponse(GenerationResponse):
     idle_chunk = b""
     """Sent when nothing else was for ``IDLE_SECONDS``, if the dialect has such an event."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        writer: StreamWriter,
-        requests: OpenRequests,
-        log: RequestLog,
-        headers: dict[str, str],
-    ) -> None:
-        super().__init__(generation, requests, log, headers)
+    def __init__(self, generation: Generation, writer: StreamWriter, exchange: Exchange[msgspec.Struct]) -> None:
+        super().__init__(generation, exchange)
         self._writer = writer
         self._started = False
         self._num_sent = 0

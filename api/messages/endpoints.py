@@ -2,20 +2,18 @@
 
 import time
 import uuid
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.errors import OctavoError, RequestError
-from ..body import BodyParser
 from ..context import ServerContext
 from ..dialect import AnswerHead
 from ..error_answers import error_status, log_internal_error
 from ..errors import ClientGoneError
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
+from ..openapi import BODY_ERRORS, GENERATION_ERRORS, Handler, Route
 from ..protocol import ChatCompletionRequest
 from ..request_log import log_refusal
 from ..service_endpoints import json_response
@@ -24,7 +22,7 @@ from .conversation import chat_request, own_names
 from .dialect import PING, MessageCollector, MessageStream
 from .errors import message_error_event, message_error_response
 from .fields import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
-from .protocol import CountTokensRequest, MessagesRequest, TokenCount
+from .protocol import MessageError, MessageObject, TokenCount
 
 
 class MessageAnswer(CollectedResponse):
@@ -53,11 +51,16 @@ class MessagesEndpoints:
     """The endpoints of the Messages API."""
 
     def __init__(self, context: ServerContext, generation: GenerationEndpoints) -> None:
-        limit, strict = context.args.max_body_bytes, context.args.strict_fields
         self._context = context
         self._generation = generation
-        self._bodies = BodyParser(MessagesRequest, MESSAGES_FIELDS, limit, strict)
-        self._count_bodies = BodyParser(CountTokensRequest, COUNT_TOKENS_FIELDS, limit, strict)
+        self._bodies = context.bodies(MESSAGES_FIELDS)
+        self._count_bodies = context.bodies(COUNT_TOKENS_FIELDS)
+        path, error = "/v1/messages", MessageError
+        count = f"{path}/count_tokens"
+        self.routes = [
+            Route("POST", path, self.create, MessageObject, MESSAGES_FIELDS, GENERATION_ERRORS, error, streams=True),
+            Route("POST", count, self.count_tokens, TokenCount, COUNT_TOKENS_FIELDS, BODY_ERRORS, error),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -68,10 +71,8 @@ class MessagesEndpoints:
         return await self._told(request, self._count_tokens)
 
     async def _create(self, request: Request) -> Response:
-        log = self._generation.request_log(request)
-        self._context.require_ready()
-        body = await self._bodies.parse(request)
-        asked = body.request
+        exchange = await self._context.accept(request, self._bodies)
+        asked = exchange.asked
         model = self._context.resolve_model(asked.model)
         if asked.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, not {asked.max_tokens}", "max_tokens")
@@ -82,9 +83,9 @@ class MessagesEndpoints:
         head = AnswerHead(message_id, int(time.time()), model)
         if asked.stream:
             writer = MessageStream(head, generation, in_context)
-            return MessageEventStream(generation, writer, self._context.open_requests, log, body.headers)
+            return MessageEventStream(generation, writer, exchange)
         collector = MessageCollector(head, generation, in_context)
-        return MessageAnswer(generation, collector, self._context.open_requests, log, body.headers)
+        return MessageAnswer(generation, collector, exchange)
 
     async def _count_tokens(self, request: Request) -> Response:
         body = await self._count_bodies.parse(request)
@@ -99,7 +100,7 @@ class MessagesEndpoints:
             raise own_names(error) from error
         return generation
 
-    async def _told(self, request: Request, handler: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+    async def _told(self, request: Request, handler: Handler) -> Response:
         """Run a handler; its errors get this dialect's shape."""
         try:
             return await handler(request)
