@@ -83,17 +83,14 @@ class ReasoningMachine(TextMachine):
 
     def _begin(self) -> Steps[None]:
         """Only an opening tag before anything else begins reasoning."""
-        space = []
-        while (character := (yield from self._peek())).isspace():
-            space.append(character)
-            self._at += 1
+        space = yield from self._space_here()
         if (yield from self._skip(self._tags.opening)) is not None:
             self.state = "open"
             self.reasoned = True
             return
         self.state = "closed"
         if space:
-            self._out.append(ContentText("".join(space)))
+            self._out.append(ContentText(space))
 
     def _reasoning(self) -> Steps[None]:
         # A template that writes the opening tag does not keep every model from writing it again.

@@ -73,6 +73,14 @@ class TextMachine(ABC):
             yield
         return self._text[self._at]
 
+    def _space_here(self) -> Steps[str]:
+        """Go past whitespace; that whitespace."""
+        space = []
+        while (character := (yield from self._peek())).isspace():
+            space.append(character)
+            self._at += 1
+        return "".join(space)
+
     def _skip_space(self) -> Steps[str]:
         """Go past whitespace; the next character."""
         while True:

@@ -95,6 +95,19 @@ class ToolParser(TextMachine):
                 self._content(marker)
         self._finish_content()
 
+    def _call_list(self, call: Callable[[], Steps[None]]) -> Steps[bool]:
+        """Calls between brackets, with commas between them. False: the closing bracket is not there."""
+        yield from self._expect("[")
+        yield from self._skip_space()
+        yield from call()
+        while (yield from self._skip_space()) == ",":
+            self._at += 1
+            yield from self._skip_space()
+            if not (yield from self._attempt(call())):
+                break
+        self._started = True  # the first one was a call
+        return (yield from self._skip("]")) is not None
+
     def _finish_content(self) -> None:
         """The text is over: whitespace that only followed calls is no content."""
         if self._space and (self._content_since_call or not self._num_calls):
