@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from ..core.engine_args import EngineArgs
 from ..core.errors import ConfigurationError
+from ..core.limits import check_least
 from ..core.logging import configure_logging
 from .batch import BatchCounts, BatchRun, is_written, open_results, read_requests
 from .config_file import UsageError
@@ -65,8 +66,7 @@ def run_batch(
         YAML file with any of these settings; flags win over it.
     """
     batch = batch or BatchArgs()
-    if batch.concurrency < 1:
-        raise UsageError(f"--concurrency must be at least 1, not {batch.concurrency}")
+    check_least(batch, UsageError, concurrency=1)
     total = _count_lines(input_file)
     if output_file.exists() and output_file.samefile(input_file):
         raise UsageError("input and output are the same file")
