@@ -7,28 +7,9 @@ from ..core.sampling_params import RequestOutputKind, SamplingParams
 from .protocol import SamplingFields
 from .structured import structured_field, structured_outputs
 
-# Fields whose name and meaning are the same on both sides.
-_SAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "min_tokens",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "priority",
-)
+# Fields of both sides that cannot be handed on as they are.
+_CONVERTED = {"max_tokens", "stop", "logit_bias", "structured_outputs"}
+_SAME = set(SamplingFields.__struct_fields__) & set(SamplingParams.__struct_fields__) - _CONVERTED
 
 
 def sampling_params(

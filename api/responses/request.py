@@ -23,25 +23,6 @@ _RENAMED = {
     "reasoning_effort": "reasoning.effort",
 }
 
-_SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "chat_template_kwargs",
-    "priority",
-    "cache_salt",
-)
-
 
 def check_request(asked: ResponsesRequest) -> None:
     """What a chat request does not check. Raises ``RequestError``."""
@@ -75,7 +56,6 @@ def top_logprobs(asked: ResponsesRequest) -> int | None:
 def chat_request(asked: ResponsesRequest, messages: list[ChatMessage]) -> ChatCompletionRequest:
     """The same question in the chat dialect. Raises ``RequestError``."""
     alternatives = top_logprobs(asked)
-    same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
     return ChatCompletionRequest(
         messages=messages,
         max_completion_tokens=asked.max_output_tokens,
@@ -86,7 +66,8 @@ def chat_request(asked: ResponsesRequest, messages: list[ChatMessage]) -> ChatCo
         tool_choice=_tool_choice(asked.tool_choice),
         parallel_tool_calls=asked.parallel_tool_calls,
         reasoning_effort=None if asked.reasoning is None else asked.reasoning.effort,
-        **same,
+        chat_template_kwargs=asked.chat_template_kwargs,
+        **asked.common(),
     )
 
 
