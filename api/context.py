@@ -9,18 +9,22 @@ import msgspec
 from starlette.requests import Request
 
 from ..core.errors import EngineDeadError, RequestError, UnknownModelError
+from ..core.pooling_params import PoolingParams
+from ..core.sampling_params import SamplingParams
+from ..engine.input_processor import PreparedRequest
 from .answer_plan import AnswerPlan
 from .body import BodyParser
 from .chat import TemplateOptions
 from .chat_template import ChatTemplate
 from .dialect import AnswerHead
-from .engine_interface import EngineInterface
+from .engine_interface import EngineInterface, TokensPrompt
 from .errors import EngineLoadingError, ServerStoppingError
 from .exchange import Exchange
 from .fields import EndpointFields
 from .open_requests import OpenRequests
 from .prompts import PromptEncoder
 from .request_log import RequestLog, keep_log
+from .sampling import rename_param
 from .server_args import ServerArgs
 from .shared_numbers import SharedNumbers
 
@@ -97,6 +101,22 @@ class ServerContext:
                 f"the model {name[:128]!r} is not served here; served: {', '.join(self.model_names)}", "model"
             )
         return name
+
+    async def prepare(
+        self,
+        prompt: TokensPrompt,
+        params: SamplingParams | PoolingParams,
+        renamed: dict[str, str],
+        cache_salt: str | None = None,
+    ) -> PreparedRequest:
+        """The engine's checks of a prompt, which does not run yet: another one of the request may be wrong.
+
+        Raises ``RequestError``; ``renamed`` are the request's own names of what is wrong.
+        """
+        try:
+            return await self.engine.prepare(prompt, params, cache_salt=cache_salt)
+        except RequestError as error:
+            raise rename_param(error, renamed) from error
 
     async def render_chat(
         self, messages: list[dict[str, Any]], options: TemplateOptions, tools: list[dict[str, Any]] | None = None

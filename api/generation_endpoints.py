@@ -25,7 +25,7 @@ from .generation import Generation
 from .openapi import GENERATION_ERRORS, Route
 from .protocol import ChatCompletionRequest, CompletionRequest
 from .protocol_answers import ChatCompletion, Completion
-from .sampling import check_logprobs, check_stream_options, rename_param, sampling_params
+from .sampling import check_logprobs, check_stream_options, sampling_params
 from .streaming import CollectedResponse, EventStreamResponse
 from .structured import structured_field
 from .tools.tool_use import ToolUse, tool_use
@@ -113,15 +113,15 @@ class GenerationEndpoints:
         renamed: dict[str, str],
         tools: ToolUse | None,
     ) -> PreparedRequest:
-        """As ``_prepare``. Where a forced function's schema cannot be enforced, what can be of it is: a function that
-        is not strict asks for no more."""
+        """As ``ServerContext.prepare``. Where a forced function's schema cannot be enforced, what can be of it is: a
+        function that is not strict asks for no more."""
         try:
-            return await self._prepare(prompt, params, cache_salt, renamed)
+            return await self._context.prepare(prompt, params, renamed, cache_salt)
         except RequestError as error:
             if error.param != "tools" or tools is None or tools.strict:
                 raise
         params = params.replace(structured_outputs=self._context.answers.constraint(tools, None, loose=True))
-        return await self._prepare(prompt, params, cache_salt, renamed)
+        return await self._context.prepare(prompt, params, renamed, cache_salt)
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
@@ -138,15 +138,14 @@ class GenerationEndpoints:
         params = self._completion_params(asked)
         renamed = {"structured_outputs": structured_field(asked)}
         prepared = [
-            await self._prepare(prompt, self._fitting(params, asked, prompt), asked.cache_salt, renamed)
+            await self._context.prepare(prompt, self._fitting(params, asked, prompt), renamed, asked.cache_salt)
             for prompt in prompts
         ]
         generation = Generation(self._context.engine, engine_id, prepared, discard_output=asked.max_tokens == 0)
         options = CompletionOptions.of(asked, self._echoes(asked, prompts))
-        tokenizer = self._context.engine.tokenizer
         if asked.stream:
-            return EventStreamResponse(generation, CompletionStream(head, generation, options, tokenizer), exchange)
-        return CollectedResponse(generation, CompletionCollector(head, generation, options, tokenizer), exchange)
+            return EventStreamResponse(generation, CompletionStream(head, generation, options), exchange)
+        return CollectedResponse(generation, CompletionCollector(head, generation, options), exchange)
 
     async def _prompts(self, asked: CompletionRequest) -> list[TokensPrompt]:
         encoder = self._context.encoder
@@ -199,16 +198,3 @@ class GenerationEndpoints:
                 text = self._context.encoder.tokenizer.decode(prompt["prompt_token_ids"], skip)
             texts.append(text)
         return texts
-
-    async def _prepare(
-        self,
-        prompt: TokensPrompt,
-        params: SamplingParams,
-        cache_salt: str | None,
-        renamed: dict[str, str] | None = None,
-    ) -> PreparedRequest:
-        """The engine's checks of a prompt, which does not run yet: another one of the request may be wrong."""
-        try:
-            return await self._context.engine.prepare(prompt, params, cache_salt=cache_salt)
-        except RequestError as error:
-            raise rename_param(error, renamed or {}) from error

@@ -21,7 +21,6 @@ from .pooling_protocol import (
     Ranking,
     ScoreList,
 )
-from .sampling import rename_param
 from .streaming import CollectedResponse
 
 MAX_INPUTS = 2048
@@ -116,11 +115,10 @@ class PoolingEndpoints:
 
     async def _prepare(self, prompts: list[PoolingPrompt], param: str) -> list[PreparedRequest]:
         """The engine's checks of all prompts, before the first runs."""
-        try:
-            engine = self._context.engine
-            return [await engine.prepare({"prompt_token_ids": ids, "prompt": None}, params) for ids, params in prompts]
-        except RequestError as error:
-            raise rename_param(error, {"prompt": param}) from error
+        return [
+            await self._context.prepare({"prompt_token_ids": ids, "prompt": None}, params, {"prompt": param})
+            for ids, params in prompts
+        ]
 
 
 def _params(asked: PoolingFields) -> PoolingParams:
