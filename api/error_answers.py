@@ -93,9 +93,3 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
 async def handle_client_gone(_request: Request, _error: Exception) -> Response:
     """Exception handler for ``ClientGoneError``: an answer for nobody (499 is the status proxies log for this)."""
     return Response(status_code=499)
-
-
-async def handle_unexpected(_request: Request, error: Exception) -> Response:
-    """Exception handler of last resort: a fault of ours is logged, and told without its details."""
-    log_internal_error(error, "unexpected error while answering a request")
-    return error_response(error)

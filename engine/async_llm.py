@@ -37,7 +37,7 @@ class AsyncLLM:
     def __init__(
         self, config: EngineConfig, transport: EngineTransport, stat_loggers: Sequence[StatLogger] = ()
     ) -> None:
-        """Starts the engine; see ``from_engine_args``."""
+        """Starts the engine; see ``from_engine_args``. ``stat_loggers`` may grow until the first request comes."""
         self.config = config
         """In force. Once the engine is ready, with what it found out about its memory."""
         self.engine_info: EngineReady | None = None
