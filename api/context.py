@@ -11,18 +11,18 @@ from starlette.requests import Request
 from ..core.errors import EngineDeadError, RequestError, UnknownModelError
 from ..core.pooling_params import PoolingParams
 from ..core.sampling_params import SamplingParams
+from ..engine.async_llm import AsyncLLM
 from ..engine.input_processor import PreparedRequest
 from .answer_plan import AnswerPlan
 from .body import BodyParser
 from .chat import TemplateOptions
 from .chat_template import ChatTemplate
 from .dialect import AnswerHead
-from .engine_interface import EngineInterface, TokensPrompt
 from .errors import EngineLoadingError, ServerStoppingError
 from .exchange import Exchange
 from .fields import EndpointFields
 from .open_requests import OpenRequests
-from .prompts import PromptEncoder
+from .prompts import PromptEncoder, TokensPrompt
 from .request_log import RequestLog, keep_log
 from .sampling import rename_param
 from .server_args import ServerArgs
@@ -38,7 +38,7 @@ class ServerContext:
 
     def __init__(
         self,
-        engine: EngineInterface,
+        engine: AsyncLLM,
         args: ServerArgs,
         model_names: list[str],
         chat_template: ChatTemplate | None,

@@ -19,10 +19,10 @@ from .completions import (
     split_prompts,
 )
 from .context import ServerContext
-from .engine_interface import TokensPrompt
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS
 from .generation import Generation
 from .openapi import GENERATION_ERRORS, Route
+from .prompts import TokensPrompt
 from .protocol import ChatCompletionRequest, CompletionRequest
 from .protocol_answers import ChatCompletion, Completion
 from .sampling import check_logprobs, check_stream_options, sampling_params

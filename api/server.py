@@ -22,7 +22,6 @@ from ..core.errors import ConfigurationError, EngineDeadError, OctavoError
 from ..core.startup import StartupTimeline
 from ..engine.stat_logger import StatLogger
 from .auth import check_keys
-from .engine_interface import EngineInterface
 from .errors import ServerStoppingError
 from .listener import listener_url, listening
 from .server_args import ServerArgs
@@ -31,11 +30,12 @@ from .tls import server_tls
 from .tracing import check_tracing, open_tracing
 
 if TYPE_CHECKING:
+    from ..engine.async_llm import AsyncLLM
     from .api_family import ApiFamily, ApiPlace
 
 logger = logging.getLogger(__name__)
 
-StartEngine = Callable[[list[StatLogger]], EngineInterface]
+StartEngine = Callable[[list[StatLogger]], "AsyncLLM"]
 """Takes the list that the metrics join once they are there, which is before any request can run."""
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -52,7 +52,7 @@ def run_server(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     the command line makes each its last line and exits with 1.
     """
 
-    def start_engine(loggers: list[StatLogger]) -> EngineInterface:
+    def start_engine(loggers: list[StatLogger]) -> "AsyncLLM":
         from ..engine.async_llm import AsyncLLM
 
         return AsyncLLM.from_engine_args(engine_args, loggers, num_clients=server_args.api_server_count)
@@ -143,7 +143,7 @@ class ServerLife:
 
     def __init__(
         self,
-        engine: EngineInterface,
+        engine: "AsyncLLM",
         place: "ApiPlace",
         family: "ApiFamily",
         stop: StopSignals,
