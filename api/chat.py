@@ -93,8 +93,7 @@ class TemplateOptions:
         for name in variables or {}:
             if name in _TEMPLATE_OWN:
                 raise RequestError(
-                    f"chat_template_kwargs must not set {name}: the request's own fields do",
-                    "chat_template_kwargs",
+                    f"chat_template_kwargs must not set {name}: the request's own fields do", "chat_template_kwargs"
                 )
         add = add_generation_prompt if add_generation_prompt is not None else not continue_final_message
         return cls(add, bool(continue_final_message), variables or {})

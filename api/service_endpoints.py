@@ -14,15 +14,7 @@ from .dialect import encode_json
 from .fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from .metrics import METRICS_MEDIA_TYPE, Metrics
 from .openapi import BODY_ERRORS, Route
-from .protocol_answers import (
-    DetokenizeAnswer,
-    Health,
-    ModelCard,
-    ModelList,
-    TokenizeAnswer,
-    TokenizerInfo,
-    Version,
-)
+from .protocol_answers import DetokenizeAnswer, Health, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo, Version
 from .tools.tool_use import tool_use
 
 

@@ -121,11 +121,7 @@ class AsyncLLM:
     # Requests.
 
     async def prepare(
-        self,
-        prompt: PromptInput,
-        sampling_params: SamplingParams | PoolingParams,
-        *,
-        cache_salt: str | None = None,
+        self, prompt: PromptInput, sampling_params: SamplingParams | PoolingParams, *, cache_salt: str | None = None
     ) -> PreparedRequest:
         """All checks of a request without running it; ``generate`` takes what this returns. Raises ``RequestError``.
 

@@ -128,9 +128,7 @@ class ResponsesEndpoints:
             raise RequestError(f"limit must be between 1 and 100, not {limit[:32]!r}", "limit")
         page = items[: int(limit)]
         ids = [item["id"] for item in page] or [None]
-        return json_response(
-            ItemList(data=page, first_id=ids[0], last_id=ids[-1], has_more=len(page) < len(items)),
-        )
+        return json_response(ItemList(data=page, first_id=ids[0], last_id=ids[-1], has_more=len(page) < len(items)))
 
     async def _fitting_generation(
         self, asked: ResponsesRequest, messages: list[ChatMessage], response_id: str
