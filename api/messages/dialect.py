@@ -49,10 +49,8 @@ class MessageCollector:
 
     def add(self, events: list[Event]) -> None:
         """See ``Collector``."""
-        for event in events:
-            if not isinstance(event, PromptStarted):
-                for block in self._blocks.read(event):
-                    self._take(block)
+        for block in self._blocks.read(events):
+            self._take(block)
 
     def answer(self) -> MessageObject:
         """See ``Collector``."""
@@ -102,13 +100,8 @@ class MessageStream:
 
     def write(self, events: list[Event]) -> bytes:
         """See ``StreamWriter``."""
-        chunks = []
-        for event in events:
-            if isinstance(event, PromptStarted):
-                chunks.append(self._begin())
-                continue
-            chunks += [self._tell(block) for block in self._blocks.read(event)]
-        return b"".join(chunks)
+        chunks = [self._begin() for event in events if isinstance(event, PromptStarted)]
+        return b"".join(chunks + [self._tell(block) for block in self._blocks.read(events)])
 
     def end(self) -> bytes:
         """See ``StreamWriter``."""

@@ -140,11 +140,8 @@ class ResponseCollector:
 
     def add(self, events: list[Event]) -> None:
         """See ``Collector``."""
-        for event in events:
-            if isinstance(event, PromptStarted):
-                continue
-            for block in self._blocks.read(event):
-                self._take(block)
+        for block in self._blocks.read(events):
+            self._take(block)
 
     def answer(self) -> ResponseObject:
         """See ``Collector``."""
@@ -174,13 +171,9 @@ class ResponseStream:
 
     def write(self, events: list[Event]) -> bytes:
         """See ``StreamWriter``."""
-        chunks = []
-        for event in events:
-            if isinstance(event, PromptStarted):
-                chunks += self._begin()
-                continue
-            for block in self._blocks.read(event):
-                chunks += self._tell(block)
+        chunks = self._begin() if any(isinstance(event, PromptStarted) for event in events) else []
+        for block in self._blocks.read(events):
+            chunks += self._tell(block)
         return b"".join(chunks)
 
     def end(self) -> bytes:

@@ -69,20 +69,19 @@ class _Gathering:
 
     def add(self, item: InputItem, param: str) -> None:
         kind = item.type or "message"
-        if kind == "message":
-            self._add_message(item, param)
-        elif kind == "reasoning":
-            self._add_reasoning(item, param)
-        elif kind == "function_call":
-            self._add_call(item, param)
-        elif kind == "function_call_output":
-            self._add_output(item, param)
-        else:
+        kinds = {
+            "message": self._add_message,
+            "reasoning": self._add_reasoning,
+            "function_call": self._add_call,
+            "function_call_output": self._add_output,
+        }
+        if kind not in kinds:
             raise RequestError(
                 f"{param} has type {kind[:64]!r}; this server takes items of the types message, function_call, "
                 "function_call_output and reasoning",
                 f"{param}.type",
             )
+        kinds[kind](item, param)
 
     def finish(self) -> list[ChatMessage]:
         self._end_turn()
