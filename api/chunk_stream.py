@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from .dialect import DONE, AnswerHead, ChunkFrame, encode_json
+from .error_answers import error_event
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .protocol import SamplingFields
 
@@ -36,6 +37,7 @@ class ChunkStream(ABC):
 
     kind: ClassVar[str]
     """The ``object`` of a chunk."""
+    idle = b""
 
     def __init__(self, head: AnswerHead, generation: Generation, options: ChunkOptions, logprobs: bool) -> None:
         """``logprobs``: log probabilities are wanted."""
@@ -70,6 +72,10 @@ class ChunkStream(ABC):
         if self._wanted.timings:
             chunk["timings"] = self._generation.times_told
         return b"data: " + encode_json(chunk) + b"\n\n" + DONE
+
+    def fail(self, error: Exception) -> bytes:
+        """See ``StreamWriter``."""
+        return error_event(error)
 
     def _ended(self, choice: dict[str, Any], event: ChoiceDelta) -> dict[str, Any]:
         """The choice with what stands at its end."""

@@ -24,12 +24,19 @@ class AnswerHead:
 class StreamWriter(Protocol):
     """Translates events into server-sent events, in bytes ready to be sent. Holds the state of one request."""
 
+    idle: bytes
+    """Says that the stream is still there, if the dialect has something for it."""
+
     def write(self, events: list[Event]) -> bytes:
         """The chunks for these events; empty if they show nothing yet."""
         ...
 
     def end(self) -> bytes:
         """What follows the last event."""
+        ...
+
+    def fail(self, error: Exception) -> bytes:
+        """What ends the stream on an error, in the dialect's shape."""
         ...
 
 

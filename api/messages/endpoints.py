@@ -19,32 +19,10 @@ from ..request_log import log_refusal
 from ..service_endpoints import json_response
 from ..streaming import CollectedResponse, EventStreamResponse
 from .conversation import chat_request, own_names
-from .dialect import PING, MessageCollector, MessageStream
-from .errors import message_error_event, message_error_response
+from .dialect import MessageCollector, MessageStream
+from .errors import message_error_response
 from .fields import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
 from .protocol import MessageError, MessageObject, TokenCount
-
-
-class MessageAnswer(CollectedResponse):
-    """A plain message; an error has this dialect's shape."""
-
-    def error_answer(self, error: Exception) -> Response:
-        """See ``GenerationResponse``."""
-        return message_error_response(error)
-
-
-class MessageEventStream(EventStreamResponse):
-    """A streamed message; an error has this dialect's shape."""
-
-    idle_chunk = PING
-
-    def error_answer(self, error: Exception) -> Response:
-        """See ``GenerationResponse``."""
-        return message_error_response(error)
-
-    def error_chunk(self, error: Exception) -> bytes:
-        """See ``EventStreamResponse``."""
-        return message_error_event(error)
 
 
 class MessagesEndpoints:
@@ -71,7 +49,7 @@ class MessagesEndpoints:
         return await self._told(request, self._count_tokens)
 
     async def _create(self, request: Request) -> Response:
-        exchange = await self._context.accept(request, self._bodies)
+        exchange = await self._context.accept(request, self._bodies, message_error_response)
         asked = exchange.asked
         model = self._context.resolve_model(asked.model)
         if asked.max_tokens < 1:
@@ -83,9 +61,9 @@ class MessagesEndpoints:
         head = AnswerHead(message_id, int(time.time()), model)
         if asked.stream:
             writer = MessageStream(head, generation, in_context)
-            return MessageEventStream(generation, writer, exchange)
+            return EventStreamResponse(generation, writer, exchange)
         collector = MessageCollector(head, generation, in_context)
-        return MessageAnswer(generation, collector, exchange)
+        return CollectedResponse(generation, collector, exchange)
 
     async def _count_tokens(self, request: Request) -> Response:
         body = await self._count_bodies.parse(request)

@@ -163,6 +163,9 @@ class ResponseCollector:
 class ResponseStream:
     """``StreamWriter`` of responses."""
 
+    # This API has no event for it; every client of server-sent events skips comments.
+    idle = b": still here\n\n"
+
     def __init__(self, builder: ResponseBuilder, keep: Keep) -> None:
         self._builder = builder
         self._blocks = BlockReader()

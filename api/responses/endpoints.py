@@ -10,7 +10,6 @@ from starlette.responses import Response
 from ...core.errors import ContextLengthError, RequestError, UnsupportedFieldError
 from ..chat import ChatOptions
 from ..context import ServerContext
-from ..exchange import Exchange
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
 from ..openapi import GENERATION_ERRORS, Route
@@ -25,21 +24,6 @@ from .request import chat_request, check_request, own_names, told_reasoning, tol
 from .store import ResponseStore, StoredResponse
 
 logger = logging.getLogger(__name__)
-
-
-class ResponseEventStream(EventStreamResponse):
-    """A streamed response: an error becomes its last events."""
-
-    # This API has no event for it; every client of server-sent events skips comments.
-    idle_chunk = b": still here\n\n"
-
-    def __init__(self, generation: Generation, writer: ResponseStream, exchange: Exchange[ResponsesRequest]) -> None:
-        super().__init__(generation, writer, exchange)
-        self._stream = writer
-
-    def error_chunk(self, error: Exception) -> bytes:
-        """See ``EventStreamResponse``."""
-        return self._stream.fail(error)
 
 
 class ResponsesEndpoints:
@@ -83,7 +67,7 @@ class ResponsesEndpoints:
 
         if asked.stream:
             writer = ResponseStream(builder, keep)
-            return ResponseEventStream(generation, writer, exchange)
+            return EventStreamResponse(generation, writer, exchange)
         collector = ResponseCollector(builder, keep)
         return CollectedResponse(generation, collector, exchange)
 
