@@ -4,26 +4,16 @@ import uuid
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
-from ..core.errors import OctavoError
 from .auth import METRICS_PATH, PROBE_PATHS, ApiKeys, KeyDoor, inner_path
 from .context import ServerContext, usable_request_id
 from .docs_page import docs_page
-from .error_answers import (
-    error_response,
-    handle_client_gone,
-    handle_http_exception,
-    handle_octavo_error,
-    log_internal_error,
-)
-from .errors import ClientGoneError
+from .error_answers import error_response, handle_errors, log_internal_error
 from .generation_endpoints import GenerationEndpoints
 from .messages.endpoints import MessagesEndpoints
 from .metrics import Metrics
@@ -56,10 +46,7 @@ def build_app(context: ServerContext, metrics: Metrics, tracing: Tracing | None 
     ]
     for route in routes:
         _add_route(app, route)
-    app.add_exception_handler(OctavoError, handle_octavo_error)
-    app.add_exception_handler(HTTPException, handle_http_exception)
-    app.add_exception_handler(RequestValidationError, handle_http_exception)
-    app.add_exception_handler(ClientGoneError, handle_client_gone)
+    handle_errors(app)
     _use_struct_schemas(app, routes, bool(context.args.api_key))
     _add_docs(app)
     door = RequestDoor(_keyed(app, context.args), metrics, tracing, context.args.root_path)

@@ -3,12 +3,10 @@
 import re
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from ..core.errors import EngineDeadError, RequestError, UnknownModelError
 from ..core.pooling_params import PoolingParams
@@ -20,7 +18,6 @@ from .body import BodyParser
 from .chat import TemplateOptions
 from .chat_template import ChatTemplate
 from .dialect import AnswerHead
-from .error_answers import error_response
 from .errors import EngineLoadingError, ServerStoppingError
 from .exchange import Exchange
 from .fields import EndpointFields
@@ -87,15 +84,13 @@ class ServerContext:
         """What parses the bodies of one endpoint."""
         return BodyParser(fields, self.args.max_body_bytes, self.args.strict_fields)
 
-    async def accept(
-        self, request: Request, bodies: BodyParser[T], error_answer: Callable[[Exception], Response] = error_response
-    ) -> Exchange[T]:
+    async def accept(self, request: Request, bodies: BodyParser[T]) -> Exchange[T]:
         """A request that has just come in and is to generate something. Raises what speaks against it."""
         log = RequestLog(request.url.path, request.scope["octavo.request_id"], self.engine.config.log_requests)
         keep_log(request.scope, log)
         self.require_ready()
         body = await bodies.parse(request)
-        return Exchange(body.request, body.headers, log, self.open_requests, error_answer)
+        return Exchange(body.request, body.headers, log, self.open_requests)
 
     def resolve_model(self, name: str | None) -> str:
         """The name that answers carry. Raises ``UnknownModelError`` for a model that is not served."""

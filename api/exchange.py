@@ -1,11 +1,9 @@
 """One HTTP request that is to generate something, from its body to its answer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
-from starlette.responses import Response
 
 from .open_requests import OpenRequests
 from .request_log import RequestLog
@@ -22,5 +20,3 @@ class Exchange(Generic[T_co]):
     """Headers of the answer, beside those of its form."""
     log: RequestLog
     open_requests: OpenRequests
-    error_answer: Callable[[Exception], Response]
-    """The whole answer for an error, in the dialect's shape."""

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..core.errors import OctavoError, OverloadedError
 from .dialect import Collector, StreamWriter, encode_json
-from .error_answers import error_status, log_internal_error
+from .error_answers import error_status, log_internal_error, shaped_error
 from .errors import ClientGoneError
 from .exchange import Exchange
 from .generation import Event, Generation
@@ -39,7 +39,6 @@ class GenerationResponse(Response):
         self.generation = generation
         self._requests = exchange.open_requests
         self._log = exchange.log
-        self._error_answer = exchange.error_answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; whatever goes wrong is told to the client, in OpenAI's shape unless the dialect has its own."""
@@ -79,7 +78,7 @@ class GenerationResponse(Response):
 
     async def fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an error instead."""
-        response = self._error_answer(error)
+        response = shaped_error(scope, error)
         response.raw_headers.extend(self.raw_headers_given())
         await response(scope, receive, send)
 
@@ -104,11 +103,8 @@ class CollectedResponse(GenerationResponse):
     async def conclude(self, send: Send) -> None:
         """Send the whole answer."""
         body = encode_json(self._collector.answer())
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            *self.raw_headers_given(),
-        ]
+        length = (b"content-length", str(len(body)).encode())
+        headers = [(b"content-type", b"application/json"), length, *self.raw_headers_given()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -6,16 +6,14 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...core.errors import OctavoError, RequestError
+from ...core.errors import RequestError
 from ..context import ServerContext
 from ..dialect import AnswerHead
-from ..error_answers import error_status, log_internal_error
-from ..errors import ClientGoneError
+from ..error_answers import shape_errors
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
-from ..openapi import BODY_ERRORS, GENERATION_ERRORS, Handler, Route
+from ..openapi import BODY_ERRORS, GENERATION_ERRORS, Route
 from ..protocol import ChatCompletionRequest
-from ..request_log import log_refusal
 from ..service_endpoints import json_response
 from ..streaming import CollectedResponse, EventStreamResponse
 from .conversation import chat_request, own_names
@@ -42,14 +40,8 @@ class MessagesEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
-        return await self._told(request, self._create)
-
-    async def count_tokens(self, request: Request) -> Response:
-        """Count the tokens of a conversation without answering it."""
-        return await self._told(request, self._count_tokens)
-
-    async def _create(self, request: Request) -> Response:
-        exchange = await self._context.accept(request, self._bodies, message_error_response)
+        shape_errors(request.scope, message_error_response)
+        exchange = await self._context.accept(request, self._bodies)
         asked = exchange.asked
         model = self._context.resolve_model(asked.model)
         if asked.max_tokens < 1:
@@ -65,7 +57,9 @@ class MessagesEndpoints:
         collector = MessageCollector(head, generation, in_context)
         return CollectedResponse(generation, collector, exchange)
 
-    async def _count_tokens(self, request: Request) -> Response:
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a conversation without answering it."""
+        shape_errors(request.scope, message_error_response)
         body = await self._count_bodies.parse(request)
         self._context.resolve_model(body.request.model)
         generation = await self._start(chat_request(body.request), "count")
@@ -77,16 +71,3 @@ class MessagesEndpoints:
         except RequestError as error:
             raise own_names(error) from error
         return generation
-
-    async def _told(self, request: Request, handler: Handler) -> Response:
-        """Run a handler; its errors get this dialect's shape."""
-        try:
-            return await handler(request)
-        except ClientGoneError:
-            raise
-        except Exception as error:
-            if not isinstance(error, OctavoError) or error_status(error) == 500:
-                log_internal_error(error, f"{request.url.path} failed")
-            if isinstance(error, OctavoError):
-                log_refusal(request.scope, error, error_status(error))
-            return message_error_response(error)
