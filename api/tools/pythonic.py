@@ -45,8 +45,7 @@ class PythonicParser(ToolParser):
         name = yield from self._word(_NAME_CHARACTER, MAX_NAME)
         yield from self._expect("(")
         self._start(name)
-        properties = self._tools.get(name, {}).get("properties")
-        positions = iter(properties if isinstance(properties, dict) else ())
+        positions = iter(self._properties(name))
         opening = "{"
         while (yield from self._skip_space()) not in _ENDS:
             argument = yield from self._value()

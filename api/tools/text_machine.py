@@ -83,11 +83,8 @@ class TextMachine(ABC):
 
     def _skip_space(self) -> Steps[str]:
         """Go past whitespace; the next character."""
-        while True:
-            character = yield from self._peek()
-            if not character.isspace():
-                return character
-            self._at += 1
+        yield from self._space_here()
+        return (yield from self._peek())
 
     def _expect(self, character: str) -> Steps[None]:
         found = yield from self._peek()

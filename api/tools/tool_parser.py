@@ -46,6 +46,11 @@ class ToolParser(TextMachine):
         """The id of a call."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
+    def _properties(self, name: str) -> dict[str, Any]:
+        """The schema of each argument of a tool; empty for an unknown one."""
+        properties = self._tools.get(name, {}).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
     def _attempt(self, call: Steps[None]) -> Steps[bool]:
         """Run ``call``. False: it was no call, and nothing was consumed."""
         self._mark = self._at
