@@ -39,9 +39,7 @@ class AnswerPlan:
         source = "" if template is None else template.source
         self.tool_parser: type[ToolParser] | None = tool_parser_class(args.tool_call_parser, source)
         self.reasoning: ReasoningFormat | None = reasoning_format(args.reasoning_parser, source)
-        self._special = (
-            frozenset() if tokenizer is None else frozenset(map(tokenizer.token_text, sorted(tokenizer.special_ids)))
-        )
+        self._special = frozenset() if tokenizer is None else tokenizer.special_texts
         self._end_of_reasoning: int | None = None
         if self.reasoning is not None and tokenizer is not None:
             ids = tokenizer.encode(self.reasoning.closing, add_special_tokens=False)

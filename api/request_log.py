@@ -87,12 +87,9 @@ def _times(generation: Generation) -> str:
         parts.append(f"queue {1000 * (slowest.first_scheduled - slowest.arrival):.0f} ms")
     if slowest.first_token is not None:
         parts.append(f"first token {1000 * (slowest.first_token - slowest.arrival):.0f} ms")
-    firsts = [timing.first_token for timing in timings if timing.first_token is not None]
-    lasts = [timing.last_token for timing in timings if timing.last_token is not None]
-    # The first token of each completion belongs to the prefill.
-    decoded = generation.num_completion_tokens - len(generation.finish_reasons)
-    if firsts and lasts and decoded > 0 and max(lasts) > min(firsts):
-        parts.append(f"{decoded / (max(lasts) - min(firsts)):.1f} tok/s")
+    speed = generation.tokens_per_second
+    if speed is not None:
+        parts.append(f"{speed:.1f} tok/s")
     return "".join(f"{part}, " for part in parts)
 
 

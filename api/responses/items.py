@@ -11,14 +11,14 @@ import msgspec
 
 from ...core.errors import RequestError
 from ..chat import ROLES
+from ..dialect import encode_json
 from ..protocol import ChatMessage, FunctionCall, ToolCall
 from .protocol import InputItem, InputPart, OutputItem
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
 
-_decode_items = msgspec.json.Decoder(list[InputItem]).decode
-_encode_json = msgspec.json.Encoder().encode
+decode_items = msgspec.json.Decoder(list[InputItem]).decode
 
 
 def given_items(given: str | list[InputItem]) -> list[InputItem]:
@@ -32,7 +32,7 @@ def given_items(given: str | list[InputItem]) -> list[InputItem]:
 
 def output_as_input(output: list[OutputItem]) -> list[InputItem]:
     """What an answer said, as items of the conversation that goes on from it."""
-    return _decode_items(_encode_json(output))
+    return decode_items(encode_json(output))
 
 
 def item_dicts(items: list[InputItem], id_stem: str) -> list[dict[str, Any]]:
