@@ -154,10 +154,8 @@ class ChatStream(ChunkStream):
     def __init__(self, head: AnswerHead, generation: Generation, options: ChatOptions) -> None:
         super().__init__(head, generation, options, options.top_logprobs is not None)
         self._options = options
-        self._text_heads = [
-            self._frame.head + b'{"index":%d,"delta":{"content":' % index for index in range(generation.n)
-        ]
-        self._text_tail = b'},"finish_reason":null}' + self._frame.tail
+        self._text_heads = [self._head + b'{"index":%d,"delta":{"content":' % index for index in range(generation.n)]
+        self._text_tail = b'},"finish_reason":null}' + self._tail
 
     def _chunk(self, event: ChoiceDelta) -> bytes:
         if event.finish_reason is None and self._plain:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from .dialect import DONE, AnswerHead, ChunkFrame, encode_json
+from .dialect import DONE, AnswerHead, encode_json
 from .error_answers import error_event
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .protocol import SamplingFields
@@ -41,10 +41,13 @@ class ChunkStream(ABC):
 
     def __init__(self, head: AnswerHead, generation: Generation, options: ChunkOptions, logprobs: bool) -> None:
         """``logprobs``: log probabilities are wanted."""
-        self._head = head
         self._generation = generation
         self._wanted = options
-        self._frame = ChunkFrame.of(head, self.kind, options.include_usage)
+        self._fields = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
+        # The bytes around a chunk's choices, made once: most chunks only differ in their text. A stream that ends with
+        # a usage chunk says in every other chunk that this has none.
+        self._head = b"data: " + encode_json(self._fields)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
         self._plain = not logprobs and not options.return_token_ids and not options.continuous_usage
         """Most chunks tell a text and nothing else."""
 
@@ -64,9 +67,7 @@ class ChunkStream(ABC):
         """See ``StreamWriter``."""
         if not self._wanted.include_usage and not self._wanted.timings:
             return DONE
-        head = self._head
-        chunk: dict[str, Any] = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
-        chunk["choices"] = []
+        chunk: dict[str, Any] = self._fields | {"choices": []}
         if self._wanted.include_usage:
             chunk["usage"] = self._generation.usage
         if self._wanted.timings:
@@ -87,10 +88,10 @@ class ChunkStream(ABC):
 
     def _framed(self, choice: dict[str, Any], extra: dict[str, Any] | None = None) -> bytes:
         """The chunk with this one choice, and ``extra`` beside it."""
-        tail = self._frame.tail
+        tail = self._tail
         if self._wanted.continuous_usage:
             extra = {"usage": self._generation.usage} | (extra or {})
             tail = b"]}\n\n"
         if extra:
             tail = b"]," + encode_json(extra)[1:-1] + tail[1:]
-        return self._frame.head + encode_json(choice) + tail
+        return self._head + encode_json(choice) + tail

@@ -118,16 +118,14 @@ class CompletionStream(ChunkStream):
         super().__init__(head, generation, options, options.logprobs is not None)
         self._options = options
         self._logprobs = _LogprobsOfAnswer(generation, options)
-        self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._frame.tail
+        self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
 
     def _chunk(self, event: ChoiceDelta) -> bytes:
         if event.finish_reason is None and self._plain:
             # The hot path: one of these per token and stream.
             if not event.text:
                 return b""
-            return (
-                self._frame.head + b'{"index":%d,"text":%b' % (event.index, encode_json(event.text)) + self._text_tail
-            )
+            return self._head + b'{"index":%d,"text":%b' % (event.index, encode_json(event.text)) + self._text_tail
         if not (event.text or event.finish_reason or self._options.return_token_ids or event.logprobs):
             return b""
         choice: dict[str, Any] = {

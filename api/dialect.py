@@ -50,17 +50,3 @@ class Collector(Protocol):
     def answer(self) -> msgspec.Struct:
         """The answer, once all events are in."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkFrame:
-    """The constant bytes around a chunk's choices, made once per request: most chunks only differ in their text."""
-
-    head: bytes
-    tail: bytes
-
-    @classmethod
-    def of(cls, answer: AnswerHead, kind: str, usage_null: bool) -> "ChunkFrame":
-        """``usage_null``: the stream ends with a usage chunk, so every other chunk says that it has none."""
-        fields = encode_json({"id": answer.id, "object": kind, "created": answer.created, "model": answer.model})
-        return cls(b"data: " + fields[:-1] + b',"choices":[', b'],"usage":null}\n\n' if usage_null else b"]}\n\n")
