@@ -1,6 +1,5 @@
 """Telling a model's reasoning from its answer: text between ``<think>`` and ``</think>``."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import ConfigurationError
@@ -97,18 +96,9 @@ class ReasoningMachine(TextMachine):
         yield from self._skip_space()
         yield from self._skip(self._tags.opening)
         yield from self._skip_space()
-        ends: Sequence[str] = (self._tags.closing,)
-        while True:
-            piece, marker = yield from self._pieces_until(ends)
-            piece = self._space + piece
-            shown = piece.rstrip()
-            self._space = piece[len(shown) :]
-            if shown:
-                self._out.append(ReasoningText(shown))
-            if marker is not None:
-                break
-            if self._ended and self._at >= len(self._text):
-                return
+        self._shown_as = ReasoningText
+        if (yield from self._content_until((self._tags.closing,))) is None:
+            return
         self._at += len(self._tags.closing)
         self.state = "closed"
         yield from self._skip_space()

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from typing import TypeVar
 
-from ..answer_parts import ContentText, Part
+from ..answer_parts import ContentText, Part, ReasoningText
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -35,6 +35,8 @@ class TextMachine(ABC):
         """Where an attempt began that may have to be taken back."""
         self._space = ""
         """Whitespace at the end of the content so far: shown only if more content follows."""
+        self._shown_as: type[ContentText | ReasoningText] = ContentText
+        """What text outside of markup is."""
         self._out: list[Part] = []
         self._steps = self.run()
 
@@ -170,7 +172,7 @@ class TextMachine(ABC):
         shown = text.rstrip()
         self._space = text[len(shown) :]
         if shown:
-            self._out.append(ContentText(shown))
+            self._out.append(self._shown_as(shown))
 
     def _content_until(self, markers: Sequence[str]) -> Steps[str | None]:
         """Show text up to the first of ``markers``, without going past it; None at the end of the text."""
