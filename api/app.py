@@ -92,8 +92,7 @@ def _add_docs(app: FastAPI) -> None:
     async def docs(_request: Request) -> Response:
         return docs_page(app.openapi())
 
-    for method in ("GET", "HEAD"):
-        app.add_api_route("/docs", docs, methods=[method], response_model=None, include_in_schema=False)
+    app.add_api_route("/docs", docs, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
 
 
 def _use_struct_schemas(app: FastAPI, routes: list[Route], keyed: bool) -> None:

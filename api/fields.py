@@ -44,6 +44,7 @@ _SHARED_REFUSED: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
+    "store": (False,),
 }
 
 _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
@@ -54,7 +55,6 @@ _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "store": (False,),
     "chat_template": (),
     "documents": ([],),
     "mm_processor_kwargs": ({},),
@@ -89,9 +89,7 @@ class EndpointFields(Generic[T_co]):
 
 
 CHAT_FIELDS = EndpointFields(ChatCompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _CHAT_REFUSED)
-COMPLETION_FIELDS = EndpointFields(
-    CompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED | {"store": (False,)}
-)
+COMPLETION_FIELDS = EndpointFields(CompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED)
 TOKENIZE_FIELDS = EndpointFields(TokenizeRequest, refused={"chat_template": ()})
 DETOKENIZE_FIELDS = EndpointFields(DetokenizeRequest)
 
@@ -100,10 +98,9 @@ class FieldCheck:
     """Sorts the names in a request body by the table of its endpoint."""
 
     def __init__(self, fields: EndpointFields[msgspec.Struct], strict: bool) -> None:
-        self._offered = fields.offered
-        self._without_effect = fields.without_effect
+        self._accepted = fields.offered | fields.without_effect
         self._refused = fields.refused
-        self._known = tuple(sorted(self._offered | self._without_effect | fields.refused.keys()))
+        self._known = tuple(sorted(self._accepted | fields.refused.keys()))
         self._strict = strict
         self._nested = NestedNames(fields.request_type)
 
@@ -111,7 +108,7 @@ class FieldCheck:
         """The names of ignored fields. Raises ``RequestError`` for a refused one, a slip, and if strict any unknown."""
         unknown: list[UnknownName] = []
         for name, raw in body.items():
-            if name in self._offered or name in self._without_effect:
+            if name in self._accepted:
                 continue
             if name in self._refused:
                 self._refuse(name, raw)

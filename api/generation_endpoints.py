@@ -46,7 +46,7 @@ class GenerationEndpoints:
         """Answer a conversation."""
         exchange = await self._context.accept(request, self._chat_bodies)
         asked = exchange.asked
-        check_stream_options(asked)
+        check_stream_options(asked.stream, asked.stream_options)
         head, engine_id = self._context.answer_head("chatcmpl", asked.model, asked.request_id)
         generation, options = await self.chat_generation(asked, engine_id)
         if asked.stream:
@@ -127,7 +127,7 @@ class GenerationEndpoints:
         """Continue one prompt or several."""
         exchange = await self._context.accept(request, self._completion_bodies)
         asked = exchange.asked
-        check_stream_options(asked)
+        check_stream_options(asked.stream, asked.stream_options)
         head, engine_id = self._context.answer_head("cmpl", asked.model, asked.request_id)
         check_generates(self._context.engine.config)
         check_logprobs(asked.logprobs, self._context.engine.config.max_logprobs, "logprobs")

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from ..core.errors import RequestError
 from ..core.sampling_params import RequestOutputKind, SamplingParams
 from .protocol import SamplingFields
@@ -75,7 +77,7 @@ def check_logprobs(count: int | None, limit: int, param: str) -> None:
         raise RequestError(f"{param} must be between 0 and {limit}, not {count}", param)
 
 
-def check_stream_options(request: SamplingFields) -> None:
+def check_stream_options(stream: bool | None, stream_options: msgspec.Struct | None) -> None:
     """Raises ``RequestError`` for ``stream_options`` without ``stream``."""
-    if request.stream_options is not None and not request.stream:
+    if stream_options is not None and not stream:
         raise RequestError("stream_options is only allowed with stream set to true", "stream_options")

@@ -150,7 +150,7 @@ class LoadGenerator:
         self.client = EventStreamClient(args.url, api_key=args.api_key)
         self._model = model
         self._random = random.Random(args.seed)
-        self._gate = asyncio.Semaphore(args.concurrency) if args.concurrency else None
+        self._gate = asyncio.Semaphore(args.concurrency or args.num_requests)
         lens = draw_lengths(args.num_requests, args.input_len, args.output_len, args.seed)
         self._bodies = [
             (prompt_len, self._body(prompt_len, output_len))
@@ -177,8 +177,6 @@ class LoadGenerator:
         return list(await asyncio.gather(*tasks))
 
     async def _request(self, prompt_len: int, body: bytes) -> RequestRecord:
-        if self._gate is None:
-            return await self._send(prompt_len, body)
         async with self._gate:
             return await self._send(prompt_len, body)
 

@@ -6,7 +6,7 @@ import msgspec
 
 from ...core.errors import RequestError, UnsupportedFieldError
 from ..protocol import ChatCompletionRequest, ChatMessage
-from ..sampling import rename_param
+from ..sampling import check_stream_options, rename_param
 from ..structured import JsonSchemaFormat, ResponseFormat
 from ..tools.tool_use import AllowedTools, FunctionDefinition, FunctionName, NamedTool, Tool, ToolChoice
 from .protocol import FunctionTool, GivenToolChoice, ReasoningOptions, ResponsesRequest, TextFormat
@@ -31,8 +31,7 @@ def check_request(asked: ResponsesRequest) -> None:
             raise RequestError(f"include holds {name[:64]!r}; offered: {', '.join(_INCLUDES)}", "include")
     if asked.truncation not in (None, "disabled", "auto"):
         raise RequestError(f"truncation must be 'auto' or 'disabled', not {asked.truncation[:64]!r}", "truncation")
-    if asked.stream_options is not None and not asked.stream:
-        raise RequestError("stream_options is only allowed with stream set to true", "stream_options")
+    check_stream_options(asked.stream, asked.stream_options)
     if asked.text is not None and asked.text.verbosity not in (None, "medium"):
         raise UnsupportedFieldError("text.verbosity is not supported by this server: leave it out", "text.verbosity")
     _check_metadata(asked.metadata or {})
