@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..core.outputs import TokenLogprobs
 from .answer_parts import CallStart, ContentText, Part, ReasoningText
-from .generation import ChoiceDelta
+from .generation import ChoiceDelta, Event
 
 BlockKind = Literal["text", "reasoning", "tool_call"]
 
@@ -69,9 +69,15 @@ class BlockReader:
         """Log probabilities at the beginning, of which it is not known yet whether they are text's."""
         self._has_calls = False
 
-    def read(self, delta: ChoiceDelta) -> list[BlockEvent]:
+    def read(self, news: list[Event]) -> list[BlockEvent]:
         """The events of what is new."""
         events: list[BlockEvent] = []
+        for delta in news:
+            if isinstance(delta, ChoiceDelta):
+                self._read_delta(delta, events)
+        return events
+
+    def _read_delta(self, delta: ChoiceDelta, events: list[BlockEvent]) -> None:
         if delta.parts is None:
             if delta.text or delta.logprobs:
                 self._append("text", delta.text, delta.logprobs, events)
@@ -79,7 +85,6 @@ class BlockReader:
             self._read_parts(delta.parts, delta.logprobs, events)
         if delta.finish_reason is not None:
             self._finish(delta, events)
-        return events
 
     def _read_parts(self, parts: list[Part], logprobs: list[TokenLogprobs] | None, events: list[BlockEvent]) -> None:
         """Log probabilities go with the text that they come with; those of reasoning and calls are left out."""

@@ -36,12 +36,8 @@ def chat_delta(parts: list[Part]) -> dict[str, Any]:
 
 def content_alone(parts: list[Part]) -> str | None:
     """The content of these parts; None if there is something else among them."""
-    texts: list[str] = []
-    for part in parts:
-        if not isinstance(part, ContentText):
-            return None
-        texts.append(part.text)
-    return "".join(texts)
+    texts = [part.text for part in parts if isinstance(part, ContentText)]
+    return "".join(texts) if len(texts) == len(parts) else None
 
 
 class MessageGatherer:

@@ -39,9 +39,7 @@ class AnswerPlan:
         source = "" if template is None else template.source
         self.tool_parser: type[ToolParser] | None = tool_parser_class(args.tool_call_parser, source)
         self.reasoning: ReasoningFormat | None = reasoning_format(args.reasoning_parser, source)
-        self._special = (
-            frozenset() if tokenizer is None else frozenset(map(tokenizer.token_text, sorted(tokenizer.special_ids)))
-        )
+        self._special = frozenset() if tokenizer is None else tokenizer.special_texts
         self._end_of_reasoning: int | None = None
         if self.reasoning is not None and tokenizer is not None:
             ids = tokenizer.encode(self.reasoning.closing, add_special_tokens=False)
@@ -88,43 +86,43 @@ class AnswerPlan:
 
     def needs_special_tokens(self, request: AnswerRequest) -> bool:
         """True if the markup to be read is special tokens, which the text is usually without."""
-        markers: tuple[str, ...] = ()
-        if self._reads_calls(request) and self.tool_parser is not None:
-            markers += self.tool_parser.markers
-        if self._reads_reasoning(request) and self.reasoning is not None:
-            markers += (self.reasoning.opening, self.reasoning.closing)
+        parser, tags = self._calls_of(request), self._reasoning_of(request)
+        markers = () if parser is None else parser.markers
+        if tags is not None:
+            markers += (tags.opening, tags.closing)
         return not self._special.isdisjoint(markers)
 
     def splitters(self, request: AnswerRequest, prompt: str, count: int) -> list[AnswerSplitter] | None:
         """One for each of ``count`` completions of ``prompt``; None if their text is nothing but content."""
-        reasons = self._reads_reasoning(request)
-        calls = self._reads_calls(request)
-        if reasons and self.reasoning is not None:
-            reasons = self.reasoning.state_after(prompt, request.open_text) != "closed"
-        if not reasons and not calls:
+        parser, tags = self._calls_of(request), self._reasoning_of(request)
+        state = "closed" if tags is None else tags.state_after(prompt, request.open_text)
+        if parser is None and state == "closed":
             return None
-        return [self._splitter(request, prompt, reasons, calls) for _ in range(count)]
+        return [self._splitter(request, parser, tags, state) for _ in range(count)]
 
-    def _reads_calls(self, request: AnswerRequest) -> bool:
-        return request.tools is not None and request.tools.mode != "none" and self.tool_parser is not None
+    def _calls_of(self, request: AnswerRequest) -> type[ToolParser] | None:
+        """What reads calls in the answer; None: there cannot be any."""
+        return None if request.tools is None or request.tools.mode == "none" else self.tool_parser
 
-    def _reads_reasoning(self, request: AnswerRequest) -> bool:
+    def _reasoning_of(self, request: AnswerRequest) -> ReasoningFormat | None:
+        """How reasoning is marked in the answer; None: there cannot be any."""
         forced = request.tools is not None and request.tools.forced
-        return self.reasoning is not None and not request.constrained and not forced
+        return None if request.constrained or forced else self.reasoning
 
-    def _splitter(self, request: AnswerRequest, prompt: str, reasons: bool, calls: bool) -> AnswerSplitter:
-        machine: ReasoningMachine | None = None
-        if reasons and self.reasoning is not None:
-            machine = ReasoningMachine(self.reasoning, self.reasoning.state_after(prompt, request.open_text))
-        parser: ToolParser | None = None
-        if calls and self.tool_parser is not None and request.tools is not None:
-            parser = self.tool_parser(request.tools.schemas)
-            if request.tools.forced:
-                parser = ForcedCallParser(request.tools.schemas, request.tools.named, parser)
+    def _splitter(
+        self, request: AnswerRequest, parser: type[ToolParser] | None, tags: ReasoningFormat | None, state: str
+    ) -> AnswerSplitter:
+        tools = request.tools
+        machine = None if tags is None or state == "closed" else ReasoningMachine(tags, state)
+        calls: ToolParser | None = None
+        if parser is not None and tools is not None:
+            calls = parser(tools.schemas)
+            if tools.forced:
+                calls = ForcedCallParser(tools.schemas, tools.named, calls)
         return AnswerSplitter(
             machine,
-            parser,
-            one_call=request.tools is not None and (not request.tools.parallel or request.tools.named is not None),
+            calls,
+            one_call=tools is not None and (not tools.parallel or tools.named is not None),
             show_reasoning=request.include_reasoning,
             end_of_reasoning=self._end_of_reasoning,
         )

@@ -14,9 +14,9 @@ from functools import partial
 import msgspec
 
 from ..core.config import EngineConfig
+from ..engine.async_llm import AsyncLLM
 from ..engine.transport import EngineSeat
 from ..executor.child_process import ChildProcess, describe_exit
-from .engine_interface import EngineInterface
 from .listener import another_listener
 from .server_args import ServerArgs
 from .shared_numbers import SharedNumbers
@@ -58,7 +58,7 @@ class Told(msgspec.Struct, frozen=True):
 class ApiFamily:
     """Starts one process for every seat that the engine has left; tells them, and waits for them."""
 
-    def __init__(self, engine: EngineInterface, place: ApiPlace) -> None:
+    def __init__(self, engine: AsyncLLM, place: ApiPlace) -> None:
         self._engine = engine
         self._ending = False
         self._processes: list[ChildProcess] = []

@@ -13,11 +13,11 @@ from ..core.logging import configure_logging
 from ..core.startup import StartupTimeline
 from ..engine.async_llm import AsyncLLM
 from ..engine.seat_transport import SeatTransport
+from ..engine.stat_logger import StatLogger
 from ..executor.child_process import parent_messages
 from .api_family import ApiFamily, ApiPlace, ApiSpec, Told
 from .server import ServerLife, StopSignals, new_loop
 from .shared_numbers import SharedNumbers
-from .stat_relay import StatRelay
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ def main(payload: bytes, fds: list[int]) -> None:
 
 
 async def _serve(spec: ApiSpec, place: ApiPlace) -> None:
-    relay = StatRelay()
-    engine = AsyncLLM(spec.config, SeatTransport(spec.seat), [relay])
+    loggers: list[StatLogger] = []
+    engine = AsyncLLM(spec.config, SeatTransport(spec.seat), loggers)
     stop = StopSignals()
     loop = asyncio.get_running_loop()
 
@@ -59,6 +59,6 @@ async def _serve(spec: ApiSpec, place: ApiPlace) -> None:
     threading.Thread(target=hear_parent, name="octavo-hear-parent", daemon=True).start()
     try:
         timeline = StartupTimeline(f"api-{place.index}")
-        await ServerLife(engine, place, ApiFamily(engine, place), stop, relay, timeline).run()
+        await ServerLife(engine, place, ApiFamily(engine, place), stop, loggers, timeline).run()
     finally:
         await engine.shutdown()

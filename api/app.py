@@ -1,72 +1,29 @@
 """The ASGI application: routes, error shapes and request ids."""
 
 import uuid
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
-from ..core.errors import OctavoError
 from .auth import METRICS_PATH, PROBE_PATHS, ApiKeys, KeyDoor, inner_path
 from .context import ServerContext, usable_request_id
 from .docs_page import docs_page
-from .error_answers import (
-    error_response,
-    handle_client_gone,
-    handle_http_exception,
-    handle_octavo_error,
-    log_internal_error,
-)
-from .errors import ClientGoneError
-from .fields import CHAT_FIELDS, COMPLETION_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from .error_answers import error_response, handle_errors, log_internal_error
 from .generation_endpoints import GenerationEndpoints
 from .messages.endpoints import MessagesEndpoints
-from .messages.fields import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
-from .messages.protocol import CountTokensRequest, MessageError, MessageObject, MessagesRequest, TokenCount
 from .metrics import Metrics
-from .openapi import RouteSchema, component_schemas, describe_keys
+from .openapi import Route, component_schemas, describe_keys
 from .pooling_endpoints import PoolingEndpoints
-from .pooling_protocol import (
-    EMBEDDING_FIELDS,
-    RERANK_FIELDS,
-    SCORE_FIELDS,
-    EmbeddingList,
-    EmbeddingRequest,
-    Ranking,
-    RerankRequest,
-    ScoreList,
-    ScoreRequest,
-)
-from .protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from .protocol_answers import (
-    ChatCompletion,
-    Completion,
-    DetokenizeAnswer,
-    Health,
-    ModelCard,
-    ModelList,
-    TokenizeAnswer,
-    TokenizerInfo,
-    Version,
-)
 from .responses.endpoints import ResponsesEndpoints
-from .responses.fields import RESPONSES_FIELDS
-from .responses.protocol import DeletedResponse, ItemList, ResponseObject, ResponsesRequest
 from .server_args import ServerArgs
 from .service_endpoints import ServiceEndpoints
 from .streaming import SERVER_SEND
 from .tracing import TRACING, Tracing
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-_GENERATION_ERRORS = (400, 404, 413, 429, 503)
 
 
 def build_app(context: ServerContext, metrics: Metrics, tracing: Tracing | None = None) -> ASGIApp:
@@ -79,36 +36,36 @@ def build_app(context: ServerContext, metrics: Metrics, tracing: Tracing | None 
         docs_url=None,
         redoc_url=None,
     )
-    schemas: list[RouteSchema] = []
-
-    def add(method: str, path: str, handler: Handler, schema: RouteSchema) -> None:
-        schemas.append(schema)
-        # No response model: handlers return encoded answers, and FastAPI must not build them once more. The bare
-        # response class keeps FastAPI from promising JSON where the answer is something else.
-        app.add_api_route(
-            path,
-            handler,
-            methods=[method],
-            response_model=None,
-            response_class=Response,
-            openapi_extra=schema.operation(),
-        )
-        if method == "GET":
-            app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
-
     generation = GenerationEndpoints(context)
-    _add_routes(add, generation, ServiceEndpoints(context, metrics))
-    _add_responses_routes(add, ResponsesEndpoints(context, generation))
-    _add_messages_routes(add, MessagesEndpoints(context, generation))
-    _add_pooling_routes(add, PoolingEndpoints(context, generation))
-    app.add_exception_handler(OctavoError, handle_octavo_error)
-    app.add_exception_handler(HTTPException, handle_http_exception)
-    app.add_exception_handler(RequestValidationError, handle_http_exception)
-    app.add_exception_handler(ClientGoneError, handle_client_gone)
-    _use_struct_schemas(app, schemas, bool(context.args.api_key))
+    routes = [
+        *generation.routes,
+        *ServiceEndpoints(context, metrics).routes,
+        *ResponsesEndpoints(context, generation).routes,
+        *MessagesEndpoints(context, generation).routes,
+        *PoolingEndpoints(context).routes,
+    ]
+    for route in routes:
+        _add_route(app, route)
+    handle_errors(app)
+    _use_struct_schemas(app, routes, bool(context.args.api_key))
     _add_docs(app)
     door = RequestDoor(_keyed(app, context.args), metrics, tracing, context.args.root_path)
     return _cors(door, context.args)
+
+
+def _add_route(app: FastAPI, route: Route) -> None:
+    # No response model: handlers return encoded answers, and FastAPI must not build them once more. The bare response
+    # class keeps FastAPI from promising JSON where the answer is something else.
+    app.add_api_route(
+        route.path,
+        route.handler,
+        methods=[route.method],
+        response_model=None,
+        response_class=Response,
+        openapi_extra=route.operation(),
+    )
+    if route.method == "GET":
+        app.add_api_route(route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
 def _keyed(app: ASGIApp, args: ServerArgs) -> ASGIApp:
@@ -135,95 +92,15 @@ def _add_docs(app: FastAPI) -> None:
     async def docs(_request: Request) -> Response:
         return docs_page(app.openapi())
 
-    for method in ("GET", "HEAD"):
-        app.add_api_route("/docs", docs, methods=[method], response_model=None, include_in_schema=False)
+    app.add_api_route("/docs", docs, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
 
 
-def _add_routes(
-    add: Callable[[str, str, Handler, RouteSchema], None],
-    generation: GenerationEndpoints,
-    service: ServiceEndpoints,
-) -> None:
-    add(
-        "POST",
-        "/v1/chat/completions",
-        generation.chat_completions,
-        RouteSchema(ChatCompletion, ChatCompletionRequest, True, CHAT_FIELDS, _GENERATION_ERRORS),
-    )
-    add(
-        "POST",
-        "/v1/completions",
-        generation.completions,
-        RouteSchema(Completion, CompletionRequest, True, COMPLETION_FIELDS, _GENERATION_ERRORS),
-    )
-    add("GET", "/v1/models", service.models, RouteSchema(ModelList))
-    add("GET", "/v1/models/{model_id:path}", service.model, RouteSchema(ModelCard, errors=(404,)))
-    add(
-        "POST",
-        "/tokenize",
-        service.tokenize,
-        RouteSchema(TokenizeAnswer, TokenizeRequest, fields=TOKENIZE_FIELDS, errors=(400, 404, 413)),
-    )
-    add(
-        "POST",
-        "/detokenize",
-        service.detokenize,
-        RouteSchema(DetokenizeAnswer, DetokenizeRequest, fields=DETOKENIZE_FIELDS, errors=(400, 404, 413)),
-    )
-    add("GET", "/tokenizer_info", service.tokenizer_info, RouteSchema(TokenizerInfo, errors=(400,)))
-    probe = RouteSchema(Health, errors=(503,), error=Health)
-    add("GET", "/health", service.health, probe)
-    add("GET", "/live", service.live, probe)
-    add("GET", "/ready", service.health, probe)
-    add("GET", "/version", service.version, RouteSchema(Version))
-    add("GET", "/metrics", service.metrics, RouteSchema(text="text/plain"))
-
-
-def _add_responses_routes(add: Callable[[str, str, Handler, RouteSchema], None], responses: ResponsesEndpoints) -> None:
-    add(
-        "POST",
-        "/v1/responses",
-        responses.create,
-        RouteSchema(ResponseObject, ResponsesRequest, True, RESPONSES_FIELDS, _GENERATION_ERRORS),
-    )
-    one = "/v1/responses/{response_id}"
-    add("GET", one, responses.retrieve, RouteSchema(ResponseObject, errors=(400, 404)))
-    add("DELETE", one, responses.delete, RouteSchema(DeletedResponse, errors=(404,)))
-    add("POST", f"{one}/cancel", responses.cancel, RouteSchema(ResponseObject, errors=(400, 404)))
-    add("GET", f"{one}/input_items", responses.input_items, RouteSchema(ItemList, errors=(400, 404)))
-
-
-def _add_messages_routes(add: Callable[[str, str, Handler, RouteSchema], None], messages: MessagesEndpoints) -> None:
-    add(
-        "POST",
-        "/v1/messages",
-        messages.create,
-        RouteSchema(MessageObject, MessagesRequest, True, MESSAGES_FIELDS, _GENERATION_ERRORS, MessageError),
-    )
-    add(
-        "POST",
-        "/v1/messages/count_tokens",
-        messages.count_tokens,
-        RouteSchema(TokenCount, CountTokensRequest, False, COUNT_TOKENS_FIELDS, (400, 404, 413), MessageError),
-    )
-
-
-def _add_pooling_routes(add: Callable[[str, str, Handler, RouteSchema], None], pooling: PoolingEndpoints) -> None:
-    embeddings = RouteSchema(EmbeddingList, EmbeddingRequest, False, EMBEDDING_FIELDS, _GENERATION_ERRORS)
-    scores = RouteSchema(ScoreList, ScoreRequest, False, SCORE_FIELDS, _GENERATION_ERRORS)
-    ranking = RouteSchema(Ranking, RerankRequest, False, RERANK_FIELDS, _GENERATION_ERRORS)
-    add("POST", "/v1/embeddings", pooling.embeddings, embeddings)
-    add("POST", "/v1/score", pooling.score, scores)
-    add("POST", "/v1/rerank", pooling.rerank, ranking)
-    add("POST", "/rerank", pooling.rerank, ranking)
-
-
-def _use_struct_schemas(app: FastAPI, schemas: list[RouteSchema], keyed: bool) -> None:
+def _use_struct_schemas(app: FastAPI, routes: list[Route], keyed: bool) -> None:
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = original()
-        document.setdefault("components", {})["schemas"] = component_schemas(schemas)
+        document.setdefault("components", {})["schemas"] = component_schemas(routes)
         for path in document["paths"].values():
             for operation in path.values():
                 # FastAPI adds its own 422 to every route with parameters; here all of those are 400.

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 import msgspec
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError
@@ -102,7 +103,7 @@ class KeyDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI interface."""
         if scope["type"] == "http" and not self._is_open(scope) and not self._keys.allow(scope["headers"]):
-            await _refuse(scope, send, inner_path(scope["path"], self._root_path))
+            await _refusal(scope, inner_path(scope["path"], self._root_path))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -110,7 +111,7 @@ class KeyDoor:
         return scope["method"] in ("GET", "HEAD") and inner_path(scope["path"], self._root_path) in self._open_paths
 
 
-async def _refuse(scope: Scope, send: Send, path: str) -> None:
+def _refusal(scope: Scope, path: str) -> Response:
     given = bool(_credentials(scope["headers"]))
     message = (
         "this API key is not one of the server's"
@@ -119,16 +120,7 @@ async def _refuse(scope: Scope, send: Send, path: str) -> None:
     )
     # Anthropic's clients look for their own name of the error, and for the type beside it.
     messages = path.startswith(MESSAGES_PATH)
-    error = ErrorBody(
-        message=message,
-        type="authentication_error" if messages else "invalid_request_error",
-        code="invalid_api_key",
-    )
+    kind = "authentication_error" if messages else "invalid_request_error"
+    error = ErrorBody(message=message, type=kind, code="invalid_api_key")
     body = msgspec.json.encode({"type": "error", "error": error} if messages else ErrorAnswer(error))
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b"Bearer"),
-    ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body, "more_body": False})
+    return Response(body, 401, {"www-authenticate": "Bearer"}, media_type="application/json")

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +13,11 @@ from cyclopts import Parameter
 
 from ..core.engine_args import EngineArgs
 from ..core.errors import ConfigurationError
+from ..core.limits import check_least
 from ..core.logging import configure_logging
 from .batch import BatchCounts, BatchRun, is_written, open_results, read_requests
 from .config_file import UsageError
+from .progress import progress_bar
 from .serve_command import EngineFlags
 
 CONNECT_SECONDS = 10.0
@@ -65,8 +67,7 @@ def run_batch(
         YAML file with any of these settings; flags win over it.
     """
     batch = batch or BatchArgs()
-    if batch.concurrency < 1:
-        raise UsageError(f"--concurrency must be at least 1, not {batch.concurrency}")
+    check_least(batch, UsageError, concurrency=1)
     total = _count_lines(input_file)
     if output_file.exists() and output_file.samefile(input_file):
         raise UsageError("input and output are the same file")
@@ -96,7 +97,7 @@ async def _run(source: Path, target: Path, total: int, batch: BatchArgs, engine:
             return BatchCounts(skipped=total)  # an engine need not be started for that
         lines.seek(0)
         async with _remote(batch.url, batch.api_key) if batch.url else _own_engine(engine, batch) as client:
-            with _progress(total) as advance:
+            with progress_bar("requests", total) as advance:
                 run = BatchRun(client, output, batch.concurrency, advance)
                 await run.run(read_requests(lines), written)
         return run.counts
@@ -146,27 +147,3 @@ async def _own_engine(args: EngineArgs, batch: BatchArgs) -> AsyncIterator[httpx
             context.encoder.close()
     finally:
         await engine.shutdown()
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, nothing elsewhere. Yields what to call for each line that is done."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task("requests", total=total)
-        yield lambda: bars.advance(task)

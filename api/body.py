@@ -38,9 +38,9 @@ class ParsedBody(Generic[T_co]):
 class BodyParser(Generic[T]):
     """Parses the bodies of one endpoint. ``limit`` is in bytes."""
 
-    def __init__(self, request_type: type[T], fields: EndpointFields, limit: int, strict: bool) -> None:
+    def __init__(self, fields: EndpointFields[T], limit: int, strict: bool) -> None:
         self._names = msgspec.json.Decoder(dict[str, msgspec.Raw])
-        self._decoder = msgspec.json.Decoder(request_type)
+        self._decoder = msgspec.json.Decoder(fields.request_type)
         self._check = FieldCheck(fields, strict)
         self._limit = limit
 

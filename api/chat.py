@@ -7,17 +7,12 @@ import msgspec
 
 from ..core.errors import RequestError
 from .answer_gathering import MessageGatherer, chat_delta, content_alone
-from .dialect import DONE, AnswerHead, ChunkFrame, encode_json
+from .chunk_stream import ChunkOptions, ChunkStream
+from .dialect import AnswerHead, encode_json
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .logprobs import chat_logprobs, prompt_logprobs_answer
 from .protocol import ChatCompletionRequest, ChatMessage
-from .protocol_answers import (
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    PromptLogprobs,
-    TokenLogprob,
-)
+from .protocol_answers import ChatChoice, ChatCompletion, ChatLogprobs, PromptLogprobs, TokenLogprob
 from .tools.tool_use import ToolChoice
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -98,8 +93,7 @@ class TemplateOptions:
         for name in variables or {}:
             if name in _TEMPLATE_OWN:
                 raise RequestError(
-                    f"chat_template_kwargs must not set {name}: the request's own fields do",
-                    "chat_template_kwargs",
+                    f"chat_template_kwargs must not set {name}: the request's own fields do", "chat_template_kwargs"
                 )
         add = add_generation_prompt if add_generation_prompt is not None else not continue_final_message
         return cls(add, bool(continue_final_message), variables or {})
@@ -123,18 +117,14 @@ def template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
     return variables | (request.chat_template_kwargs or {})
 
 
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions(ChunkOptions):
     """What of the answer is wanted."""
 
     top_logprobs: int | None
     """Alternatives per token; None: no log probabilities."""
-    return_token_ids: bool
     echo: str
     """Text that the answer begins with: the last message's own, for ``echo``."""
-    include_usage: bool
-    continuous_usage: bool
-    timings: bool
     named_call: bool
     """A particular function had to be called: then a call ends with ``stop``, as in the reference API."""
 
@@ -143,15 +133,11 @@ class ChatOptions:
         """From a request and its messages as the template takes them. Raises ``RequestError``."""
         if request.top_logprobs and not request.logprobs:
             raise RequestError("top_logprobs is only allowed with logprobs set to true", "top_logprobs")
-        options = request.stream_options
         last = messages[-1]
-        return cls(
+        return cls.asked(
+            request,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            return_token_ids=bool(request.return_token_ids),
             echo=last["content"] if request.echo and last["role"] == "assistant" else "",
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.continuous_usage_stats),
-            timings=bool(request.timings),
             named_call=isinstance(request.tool_choice, ToolChoice) and request.tool_choice.type == "function",
         )
 
@@ -160,44 +146,18 @@ class ChatOptions:
         return "stop" if self.named_call and event.finish_reason == "tool_calls" else event.finish_reason
 
 
-class ChatStream:
+class ChatStream(ChunkStream):
     """``StreamWriter`` of chat completions."""
 
+    kind = "chat.completion.chunk"
+
     def __init__(self, head: AnswerHead, generation: Generation, options: ChatOptions) -> None:
-        self._head = head
-        self._generation = generation
+        super().__init__(head, generation, options, options.top_logprobs is not None)
         self._options = options
-        self._frame = ChunkFrame.of(head, "chat.completion.chunk", options.include_usage)
-        self._plain = options.top_logprobs is None and not options.return_token_ids and not options.continuous_usage
-        self._text_heads = [
-            self._frame.head + b'{"index":%d,"delta":{"content":' % index for index in range(generation.n)
-        ]
-        self._text_tail = b'},"finish_reason":null}' + self._frame.tail
+        self._text_heads = [self._head + b'{"index":%d,"delta":{"content":' % index for index in range(generation.n)]
+        self._text_tail = b'},"finish_reason":null}' + self._tail
 
-    def write(self, events: list[Event]) -> bytes:
-        """See ``StreamWriter``."""
-        return b"".join([self._chunk(event) for event in events])
-
-    def end(self) -> bytes:
-        """See ``StreamWriter``."""
-        if not self._options.include_usage and not self._options.timings:
-            return DONE
-        chunk = {
-            "id": self._head.id,
-            "object": "chat.completion.chunk",
-            "created": self._head.created,
-            "model": self._head.model,
-            "choices": [],
-        }
-        if self._options.include_usage:
-            chunk["usage"] = self._generation.usage
-        if self._options.timings:
-            chunk["timings"] = self._generation.times_told
-        return b"data: " + encode_json(chunk) + b"\n\n" + DONE
-
-    def _chunk(self, event: Event) -> bytes:
-        if isinstance(event, PromptStarted):
-            return self._start(event)
+    def _chunk(self, event: ChoiceDelta) -> bytes:
         if event.finish_reason is None and self._plain:
             text = event.text if event.parts is None else content_alone(event.parts)
             if text is not None:
@@ -205,7 +165,7 @@ class ChatStream:
                 return self._text_heads[event.index] + encode_json(text) + self._text_tail if text else b""
         told = event.text if event.parts is None else event.parts
         shown = told or event.finish_reason or self._options.return_token_ids or event.logprobs
-        return self._framed(self._choice(event)) if shown else b""
+        return self._framed(self._ended(self._choice(event), event)) if shown else b""
 
     def _start(self, event: PromptStarted) -> bytes:
         """The first chunk of every choice: the role, and what is told of the prompt."""
@@ -230,20 +190,7 @@ class ChatStream:
         if self._options.top_logprobs is not None and event.logprobs:
             choice["logprobs"] = {"content": chat_logprobs(event.logprobs, self._options.top_logprobs)}
         choice["finish_reason"] = self._options.finish_reason(event)
-        if event.finish_reason is not None:
-            choice["stop_reason"] = event.stop_reason
-        if self._options.return_token_ids:
-            choice["token_ids"] = event.token_ids
         return choice
-
-    def _framed(self, choice: dict[str, Any], extra: dict[str, Any] | None = None) -> bytes:
-        tail = self._frame.tail
-        if self._options.continuous_usage:
-            extra = {"usage": self._generation.usage} | (extra or {})
-            tail = b"]}\n\n"
-        if extra:
-            tail = b"]," + encode_json(extra)[1:-1] + tail[1:]
-        return self._frame.head + encode_json(choice) + tail
 
 
 class ChatCollector:

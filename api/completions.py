@@ -7,8 +7,8 @@ import msgspec
 
 from ..core.errors import RequestError
 from ..core.outputs import TokenLogprobs
-from ..engine.tokenizer import Tokenizer
-from .dialect import DONE, AnswerHead, ChunkFrame, encode_json
+from .chunk_stream import ChunkOptions, ChunkStream
+from .dialect import AnswerHead, encode_json
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .logprobs import CompletionLogprobsWriter, prompt_logprobs_answer
 from .protocol import CompletionRequest
@@ -40,32 +40,20 @@ def split_prompts(
     return texts, lists
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOptions(ChunkOptions):
     """What of the answer is wanted."""
 
     logprobs: int | None
     echoes: list[str] | None
     """The text of each prompt, for ``echo``."""
-    return_token_ids: bool
     prompt_logprobs: bool
-    include_usage: bool
-    continuous_usage: bool
-    timings: bool
 
     @classmethod
     def of(cls, request: CompletionRequest, echoes: list[str] | None) -> "CompletionOptions":
         """From a request and the texts of its prompts."""
-        options = request.stream_options
-        return cls(
-            logprobs=request.logprobs,
-            echoes=echoes,
-            return_token_ids=bool(request.return_token_ids),
-            prompt_logprobs=request.prompt_logprobs is not None,
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.continuous_usage_stats),
-            timings=bool(request.timings),
-        )
+        prompt = request.prompt_logprobs is not None
+        return cls.asked(request, logprobs=request.logprobs, echoes=echoes, prompt_logprobs=prompt)
 
 
 class _PromptPiece(msgspec.Struct):
@@ -79,10 +67,10 @@ class _PromptPiece(msgspec.Struct):
 class _LogprobsOfAnswer:
     """The log probabilities of every choice of one answer; the same for stream and plain."""
 
-    def __init__(self, generation: Generation, options: CompletionOptions, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, generation: Generation, options: CompletionOptions) -> None:
         self._generation = generation
         self._options = options
-        self._tokenizer = tokenizer
+        self._tokenizer = generation.engine.tokenizer
         count = len(generation.prompts) * generation.n
         self._writers = [CompletionLogprobsWriter(options.logprobs or 0) for _ in range(count)]
 
@@ -121,52 +109,23 @@ class _LogprobsOfAnswer:
         return self._writers[event.index].positions(event.logprobs)
 
 
-class CompletionStream:
+class CompletionStream(ChunkStream):
     """``StreamWriter`` of text completions."""
 
-    def __init__(
-        self,
-        head: AnswerHead,
-        generation: Generation,
-        options: CompletionOptions,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self._head = head
-        self._generation = generation
+    kind = "text_completion"
+
+    def __init__(self, head: AnswerHead, generation: Generation, options: CompletionOptions) -> None:
+        super().__init__(head, generation, options, options.logprobs is not None)
         self._options = options
-        self._logprobs = _LogprobsOfAnswer(generation, options, tokenizer)
-        self._frame = ChunkFrame.of(head, "text_completion", options.include_usage)
-        self._plain = options.logprobs is None and not options.return_token_ids and not options.continuous_usage
-        self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._frame.tail
+        self._logprobs = _LogprobsOfAnswer(generation, options)
+        self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
 
-    def write(self, events: list[Event]) -> bytes:
-        """See ``StreamWriter``."""
-        return b"".join([self._chunk(event) for event in events])
-
-    def end(self) -> bytes:
-        """See ``StreamWriter``."""
-        if not self._options.include_usage and not self._options.timings:
-            return DONE
-        chunk = Completion(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=[],
-            usage=self._generation.usage if self._options.include_usage else msgspec.UNSET,
-            timings=self._generation.times_told if self._options.timings else msgspec.UNSET,
-        )
-        return b"data: " + encode_json(chunk) + b"\n\n" + DONE
-
-    def _chunk(self, event: Event) -> bytes:
-        if isinstance(event, PromptStarted):
-            return self._start(event)
+    def _chunk(self, event: ChoiceDelta) -> bytes:
         if event.finish_reason is None and self._plain:
             # The hot path: one of these per token and stream.
             if not event.text:
                 return b""
-            return (
-                self._frame.head + b'{"index":%d,"text":%b' % (event.index, encode_json(event.text)) + self._text_tail
-            )
+            return self._head + b'{"index":%d,"text":%b' % (event.index, encode_json(event.text)) + self._text_tail
         if not (event.text or event.finish_reason or self._options.return_token_ids or event.logprobs):
             return b""
         choice: dict[str, Any] = {
@@ -175,11 +134,7 @@ class CompletionStream:
             "logprobs": self._logprobs.delta(event),
             "finish_reason": event.finish_reason,
         }
-        if event.finish_reason is not None:
-            choice["stop_reason"] = event.stop_reason
-        if self._options.return_token_ids:
-            choice["token_ids"] = event.token_ids
-        return self._framed(choice)
+        return self._framed(self._ended(choice, event))
 
     def _start(self, event: PromptStarted) -> bytes:
         count = self._generation.n
@@ -191,27 +146,15 @@ class CompletionStream:
                 chunks.append(self._framed(choice | piece.extra))
         return b"".join(chunks)
 
-    def _framed(self, choice: dict[str, Any]) -> bytes:
-        tail = self._frame.tail
-        if self._options.continuous_usage:
-            tail = b'],"usage":' + encode_json(self._generation.usage) + b"}\n\n"
-        return self._frame.head + encode_json(choice) + tail
-
 
 class CompletionCollector:
     """``Collector`` of text completions."""
 
-    def __init__(
-        self,
-        head: AnswerHead,
-        generation: Generation,
-        options: CompletionOptions,
-        tokenizer: Tokenizer | None,
-    ) -> None:
+    def __init__(self, head: AnswerHead, generation: Generation, options: CompletionOptions) -> None:
         self._head = head
         self._generation = generation
         self._options = options
-        self._logprobs = _LogprobsOfAnswer(generation, options, tokenizer)
+        self._logprobs = _LogprobsOfAnswer(generation, options)
         count = len(generation.prompts) * generation.n
         self._texts: list[list[str]] = [[] for _ in range(count)]
         self._choices = [self._empty_choice(index) for index in range(count)]

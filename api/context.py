@@ -3,18 +3,32 @@
 import re
 import time
 import uuid
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
 
 from ..core.errors import EngineDeadError, RequestError, UnknownModelError
+from ..core.pooling_params import PoolingParams
+from ..core.sampling_params import SamplingParams
+from ..engine.async_llm import AsyncLLM
+from ..engine.input_processor import PreparedRequest
 from .answer_plan import AnswerPlan
+from .body import BodyParser
 from .chat import TemplateOptions
 from .chat_template import ChatTemplate
-from .engine_interface import EngineInterface
+from .dialect import AnswerHead
 from .errors import EngineLoadingError, ServerStoppingError
+from .exchange import Exchange
+from .fields import EndpointFields
 from .open_requests import OpenRequests
-from .prompts import PromptEncoder
+from .prompts import PromptEncoder, TokensPrompt
+from .request_log import RequestLog, keep_log
+from .sampling import rename_param
 from .server_args import ServerArgs
 from .shared_numbers import SharedNumbers
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -24,7 +38,7 @@ class ServerContext:
 
     def __init__(
         self,
-        engine: EngineInterface,
+        engine: AsyncLLM,
         args: ServerArgs,
         model_names: list[str],
         chat_template: ChatTemplate | None,
@@ -66,6 +80,18 @@ class ServerContext:
         # Here too, though the request is counted only once it is prepared: a refusal should cost no tokenizing.
         self.open_requests.check_room()
 
+    def bodies(self, fields: EndpointFields[T]) -> BodyParser[T]:
+        """What parses the bodies of one endpoint."""
+        return BodyParser(fields, self.args.max_body_bytes, self.args.strict_fields)
+
+    async def accept(self, request: Request, bodies: BodyParser[T]) -> Exchange[T]:
+        """A request that has just come in and is to generate something. Raises what speaks against it."""
+        log = RequestLog(request.url.path, request.scope["octavo.request_id"], self.engine.config.log_requests)
+        keep_log(request.scope, log)
+        self.require_ready()
+        body = await bodies.parse(request)
+        return Exchange(body.request, body.headers, log, self.open_requests)
+
     def resolve_model(self, name: str | None) -> str:
         """The name that answers carry. Raises ``UnknownModelError`` for a model that is not served."""
         if name is None:
@@ -75,6 +101,22 @@ class ServerContext:
                 f"the model {name[:128]!r} is not served here; served: {', '.join(self.model_names)}", "model"
             )
         return name
+
+    async def prepare(
+        self,
+        prompt: TokensPrompt,
+        params: SamplingParams | PoolingParams,
+        renamed: dict[str, str],
+        cache_salt: str | None = None,
+    ) -> PreparedRequest:
+        """The engine's checks of a prompt, which does not run yet: another one of the request may be wrong.
+
+        Raises ``RequestError``; ``renamed`` are the request's own names of what is wrong.
+        """
+        try:
+            return await self.engine.prepare(prompt, params, cache_salt=cache_salt)
+        except RequestError as error:
+            raise rename_param(error, renamed) from error
 
     async def render_chat(
         self, messages: list[dict[str, Any]], options: TemplateOptions, tools: list[dict[str, Any]] | None = None
@@ -97,17 +139,17 @@ class ServerContext:
 
         return await self.encoder.off_loop(sum(len(message["content"]) for message in messages), render)
 
-    def request_ids(self, prefix: str, given: str | None) -> tuple[str, str]:
-        """The id that the answer carries, and the one the engine knows it by, which is unique whatever was given.
+    def answer_head(self, prefix: str, model: str | None, request_id: str | None) -> tuple[AnswerHead, str]:
+        """What the answer repeats, and the id that the engine knows it by, which is unique whatever was given.
 
-        Raises ``RequestError`` for a ``request_id`` that would garble logs.
+        Raises ``UnknownModelError``, and ``RequestError`` for a ``request_id`` that would garble logs.
         """
-        unique = uuid.uuid4().hex
-        if given is None:
-            return f"{prefix}-{unique}", f"{prefix}-{unique}"
-        if _REQUEST_ID.fullmatch(given) is None:
+        name, now, unique = self.resolve_model(model), int(time.time()), uuid.uuid4().hex
+        if request_id is None:
+            return AnswerHead(f"{prefix}-{unique}", now, name), f"{prefix}-{unique}"
+        if _REQUEST_ID.fullmatch(request_id) is None:
             raise RequestError("request_id must be 1 to 128 printable ASCII characters without spaces", "request_id")
-        return f"{prefix}-{given}", f"{prefix}-{given}-{unique[:8]}"
+        return AnswerHead(f"{prefix}-{request_id}", now, name), f"{prefix}-{request_id}-{unique[:8]}"
 
 
 def usable_request_id(header: str) -> str | None:

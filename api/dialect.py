@@ -24,12 +24,19 @@ class AnswerHead:
 class StreamWriter(Protocol):
     """Translates events into server-sent events, in bytes ready to be sent. Holds the state of one request."""
 
+    idle: bytes
+    """Says that the stream is still there, if the dialect has something for it."""
+
     def write(self, events: list[Event]) -> bytes:
         """The chunks for these events; empty if they show nothing yet."""
         ...
 
     def end(self) -> bytes:
         """What follows the last event."""
+        ...
+
+    def fail(self, error: Exception) -> bytes:
+        """What ends the stream on an error, in the dialect's shape."""
         ...
 
 
@@ -43,17 +50,3 @@ class Collector(Protocol):
     def answer(self) -> msgspec.Struct:
         """The answer, once all events are in."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkFrame:
-    """The constant bytes around a chunk's choices, made once per request: most chunks only differ in their text."""
-
-    head: bytes
-    tail: bytes
-
-    @classmethod
-    def of(cls, answer: AnswerHead, kind: str, usage_null: bool) -> "ChunkFrame":
-        """``usage_null``: the stream ends with a usage chunk, so every other chunk says that it has none."""
-        fields = encode_json({"id": answer.id, "object": kind, "created": answer.created, "model": answer.model})
-        return cls(b"data: " + fields[:-1] + b',"choices":[', b'],"usage":null}\n\n' if usage_null else b"]}\n\n")

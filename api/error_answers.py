@@ -1,11 +1,15 @@
 """Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``, from every route."""
 
 import logging
+from collections.abc import Callable
 
 import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ..core.errors import (
     EngineDeadError,
@@ -15,13 +19,14 @@ from ..core.errors import (
     RequestError,
     RequestFailedError,
 )
-from .errors import EngineLoadingError, ServerStoppingError
+from .errors import ClientGoneError, EngineLoadingError, ServerStoppingError
 from .protocol_answers import ErrorAnswer, ErrorBody
 from .request_log import log_refusal
 
 logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
+_SHAPE = "octavo.error_shape"
 _TYPES = {400: "invalid_request_error", 404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error"}
 
 
@@ -57,6 +62,17 @@ def error_response(error: Exception) -> Response:
     return Response(_encode(error_answer(error)), status, headers, media_type="application/json")
 
 
+def shape_errors(scope: Scope, shape: Callable[[Exception], Response]) -> None:
+    """Have the errors of this request answered in its dialect's shape, which ``shape`` gives them."""
+    scope[_SHAPE] = shape
+
+
+def shaped_error(scope: Scope, error: Exception) -> Response:
+    """The whole HTTP answer for an error, in the shape of the request's dialect; in OpenAI's where that has none."""
+    shape: Callable[[Exception], Response] = scope.get(_SHAPE, error_response)
+    return shape(error)
+
+
 def error_event(error: Exception) -> bytes:
     """The event that ends a stream."""
     return b"data: " + _encode(error_answer(error)) + b"\n\n"
@@ -68,17 +84,25 @@ def log_internal_error(error: Exception, what: str) -> None:
     logger.debug("traceback of the error above", exc_info=error)
 
 
-async def handle_octavo_error(request: Request, error: Exception) -> Response:
-    """Exception handler for ``OctavoError``."""
+def handle_errors(app: FastAPI) -> None:
+    """Have every error answered as it should be. What nobody expected is told without its details."""
+    app.add_exception_handler(OctavoError, _handle_octavo_error)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(RequestValidationError, _handle_http_exception)
+    app.add_exception_handler(ClientGoneError, _handle_client_gone)
+    app.add_exception_handler(Exception, _handle_unexpected)
+
+
+async def _handle_octavo_error(request: Request, error: Exception) -> Response:
     if error_status(error) == 500:
         log_internal_error(error, "a request failed")
     if isinstance(error, OctavoError):
         log_refusal(request.scope, error, error_status(error))
-    return error_response(error)
+    return shaped_error(request.scope, error)
 
 
-async def handle_http_exception(request: Request, error: Exception) -> Response:
-    """Exception handler for the framework's own 404, 405 and the like."""
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
+    """For the framework's own 404, 405 and the like."""
     status = error.status_code if isinstance(error, HTTPException) else 400
     messages = {
         404: f"there is no {request.url.path} here; /docs lists every path",
@@ -90,12 +114,11 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     return Response(_encode(ErrorAnswer(body)), status, headers, media_type="application/json")
 
 
-async def handle_client_gone(_request: Request, _error: Exception) -> Response:
-    """Exception handler for ``ClientGoneError``: an answer for nobody (499 is the status proxies log for this)."""
+async def _handle_client_gone(_request: Request, _error: Exception) -> Response:
+    """An answer for nobody (499 is the status proxies log for this)."""
     return Response(status_code=499)
 
 
-async def handle_unexpected(_request: Request, error: Exception) -> Response:
-    """Exception handler of last resort: a fault of ours is logged, and told without its details."""
-    log_internal_error(error, "unexpected error while answering a request")
-    return error_response(error)
+async def _handle_unexpected(request: Request, error: Exception) -> Response:
+    """A fault of ours. ``RequestDoor`` gets it too, and logs it."""
+    return shaped_error(request.scope, error)

@@ -14,18 +14,15 @@ Names within messages, tools and other objects are offered, without effect or un
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from ..core.errors import RequestError, UnsupportedFieldError
 from .nested_fields import NestedNames, UnknownName
-from .protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from .protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
 
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 MAX_UNKNOWN_FIELDS = 64
@@ -47,6 +44,7 @@ _SHARED_REFUSED: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
+    "store": (False,),
 }
 
 _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
@@ -57,7 +55,6 @@ _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "store": (False,),
     "chat_template": (),
     "documents": ([],),
     "mm_processor_kwargs": ({},),
@@ -77,10 +74,10 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True)
-class EndpointFields:
-    """The fields of one endpoint, beside those of its request Struct."""
+class EndpointFields(Generic[T_co]):
+    """The fields of one endpoint: those of its request Struct, and what others it knows."""
 
-    request_type: type[msgspec.Struct]
+    request_type: type[T_co]
     without_effect: frozenset[str] = frozenset()
     refused: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Known but not offered: name to the values, beside null, that ask for nothing."""
@@ -92,9 +89,7 @@ class EndpointFields:
 
 
 CHAT_FIELDS = EndpointFields(ChatCompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _CHAT_REFUSED)
-COMPLETION_FIELDS = EndpointFields(
-    CompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED | {"store": (False,)}
-)
+COMPLETION_FIELDS = EndpointFields(CompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED)
 TOKENIZE_FIELDS = EndpointFields(TokenizeRequest, refused={"chat_template": ()})
 DETOKENIZE_FIELDS = EndpointFields(DetokenizeRequest)
 
@@ -102,11 +97,10 @@ DETOKENIZE_FIELDS = EndpointFields(DetokenizeRequest)
 class FieldCheck:
     """Sorts the names in a request body by the table of its endpoint."""
 
-    def __init__(self, fields: EndpointFields, strict: bool) -> None:
-        self._offered = fields.offered
-        self._without_effect = fields.without_effect
+    def __init__(self, fields: EndpointFields[msgspec.Struct], strict: bool) -> None:
+        self._accepted = fields.offered | fields.without_effect
         self._refused = fields.refused
-        self._known = tuple(sorted(self._offered | self._without_effect | fields.refused.keys()))
+        self._known = tuple(sorted(self._accepted | fields.refused.keys()))
         self._strict = strict
         self._nested = NestedNames(fields.request_type)
 
@@ -114,7 +108,7 @@ class FieldCheck:
         """The names of ignored fields. Raises ``RequestError`` for a refused one, a slip, and if strict any unknown."""
         unknown: list[UnknownName] = []
         for name, raw in body.items():
-            if name in self._offered or name in self._without_effect:
+            if name in self._accepted:
                 continue
             if name in self._refused:
                 self._refuse(name, raw)

@@ -13,10 +13,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from ..core.outputs import RequestOutput, RequestTimings, TokenLogprobs
+from ..engine.async_llm import AsyncLLM
 from ..engine.input_processor import PreparedRequest
 from .answer_parts import Part
 from .answer_splitter import AnswerSplitter
-from .engine_interface import EngineInterface
 from .phases import Phases, milliseconds
 from .protocol_answers import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 
@@ -60,7 +60,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: EngineInterface,
+        engine: AsyncLLM,
         request_id: str,
         prompts: list[PreparedRequest],
         *,

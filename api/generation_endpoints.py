@@ -1,6 +1,6 @@
 """``POST /v1/chat/completions`` and ``/v1/completions``: from a body to a running generation and its dialect."""
 
-import time
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,7 +9,6 @@ from ..core.errors import RequestError
 from ..core.sampling_params import SamplingParams
 from ..engine.input_processor import PreparedRequest, check_generates
 from .answer_plan import AnswerRequest
-from .body import BodyParser, ParsedBody
 from .chat import ChatCollector, ChatOptions, ChatStream, TemplateOptions, template_messages, template_variables
 from .completions import (
     DEFAULT_MAX_TOKENS,
@@ -20,13 +19,13 @@ from .completions import (
     split_prompts,
 )
 from .context import ServerContext
-from .dialect import AnswerHead, Collector, StreamWriter
-from .engine_interface import TokensPrompt
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS
 from .generation import Generation
-from .protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
-from .request_log import RequestLog, keep_log
-from .sampling import check_logprobs, check_stream_options, rename_param, sampling_params
+from .openapi import GENERATION_ERRORS, Route
+from .prompts import TokensPrompt
+from .protocol import ChatCompletionRequest, CompletionRequest
+from .protocol_answers import ChatCompletion, Completion
+from .sampling import check_logprobs, check_stream_options, sampling_params
 from .streaming import CollectedResponse, EventStreamResponse
 from .structured import structured_field
 from .tools.tool_use import ToolUse, tool_use
@@ -36,25 +35,23 @@ class GenerationEndpoints:
     """The endpoints that generate text."""
 
     def __init__(self, context: ServerContext) -> None:
-        limit, strict = context.args.max_body_bytes, context.args.strict_fields
         self._context = context
-        self._chat_bodies = BodyParser(ChatCompletionRequest, CHAT_FIELDS, limit, strict)
-        self._completion_bodies = BodyParser(CompletionRequest, COMPLETION_FIELDS, limit, strict)
+        self._chat_bodies = context.bodies(CHAT_FIELDS)
+        self._completion_bodies = context.bodies(COMPLETION_FIELDS)
+        chat = Route("POST", "/v1/chat/completions", self.chat_completions, ChatCompletion, CHAT_FIELDS)
+        text = Route("POST", "/v1/completions", self.completions, Completion, COMPLETION_FIELDS)
+        self.routes = [replace(route, errors=GENERATION_ERRORS, streams=True) for route in (chat, text)]
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        log = self.request_log(request)
-        self._context.require_ready()
-        body = await self._chat_bodies.parse(request)
-        asked = body.request
-        check_stream_options(asked)
-        model = self._context.resolve_model(asked.model)
-        answer_id, engine_id = self._context.request_ids("chatcmpl", asked.request_id)
+        exchange = await self._context.accept(request, self._chat_bodies)
+        asked = exchange.asked
+        check_stream_options(asked.stream, asked.stream_options)
+        head, engine_id = self._context.answer_head("chatcmpl", asked.model, asked.request_id)
         generation, options = await self.chat_generation(asked, engine_id)
-        head = AnswerHead(answer_id, int(time.time()), model)
         if asked.stream:
-            return self._streamed(generation, ChatStream(head, generation, options), log, body)
-        return self._collected(generation, ChatCollector(head, generation, options), log, body)
+            return EventStreamResponse(generation, ChatStream(head, generation, options), exchange)
+        return CollectedResponse(generation, ChatCollector(head, generation, options), exchange)
 
     async def chat_generation(
         self, asked: ChatCompletionRequest, engine_id: str, *, clamp: bool = False
@@ -116,25 +113,22 @@ class GenerationEndpoints:
         renamed: dict[str, str],
         tools: ToolUse | None,
     ) -> PreparedRequest:
-        """As ``_prepare``. Where a forced function's schema cannot be enforced, what can be of it is: a function that
-        is not strict asks for no more."""
+        """As ``ServerContext.prepare``. Where a forced function's schema cannot be enforced, what can be of it is: a
+        function that is not strict asks for no more."""
         try:
-            return await self._prepare(prompt, params, cache_salt, renamed)
+            return await self._context.prepare(prompt, params, renamed, cache_salt)
         except RequestError as error:
             if error.param != "tools" or tools is None or tools.strict:
                 raise
         params = params.replace(structured_outputs=self._context.answers.constraint(tools, None, loose=True))
-        return await self._prepare(prompt, params, cache_salt, renamed)
+        return await self._context.prepare(prompt, params, renamed, cache_salt)
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
-        log = self.request_log(request)
-        self._context.require_ready()
-        body = await self._completion_bodies.parse(request)
-        asked = body.request
-        check_stream_options(asked)
-        model = self._context.resolve_model(asked.model)
-        answer_id, engine_id = self._context.request_ids("cmpl", asked.request_id)
+        exchange = await self._context.accept(request, self._completion_bodies)
+        asked = exchange.asked
+        check_stream_options(asked.stream, asked.stream_options)
+        head, engine_id = self._context.answer_head("cmpl", asked.model, asked.request_id)
         check_generates(self._context.engine.config)
         check_logprobs(asked.logprobs, self._context.engine.config.max_logprobs, "logprobs")
         check_logprobs(asked.prompt_logprobs, self._context.engine.config.max_logprobs, "prompt_logprobs")
@@ -144,16 +138,14 @@ class GenerationEndpoints:
         params = self._completion_params(asked)
         renamed = {"structured_outputs": structured_field(asked)}
         prepared = [
-            await self._prepare(prompt, self._fitting(params, asked, prompt), asked.cache_salt, renamed)
+            await self._context.prepare(prompt, self._fitting(params, asked, prompt), renamed, asked.cache_salt)
             for prompt in prompts
         ]
         generation = Generation(self._context.engine, engine_id, prepared, discard_output=asked.max_tokens == 0)
         options = CompletionOptions.of(asked, self._echoes(asked, prompts))
-        head = AnswerHead(answer_id, int(time.time()), model)
-        tokenizer = self._context.engine.tokenizer
         if asked.stream:
-            return self._streamed(generation, CompletionStream(head, generation, options, tokenizer), log, body)
-        return self._collected(generation, CompletionCollector(head, generation, options, tokenizer), log, body)
+            return EventStreamResponse(generation, CompletionStream(head, generation, options), exchange)
+        return CollectedResponse(generation, CompletionCollector(head, generation, options), exchange)
 
     async def _prompts(self, asked: CompletionRequest) -> list[TokensPrompt]:
         encoder = self._context.encoder
@@ -206,32 +198,3 @@ class GenerationEndpoints:
                 text = self._context.encoder.tokenizer.decode(prompt["prompt_token_ids"], skip)
             texts.append(text)
         return texts
-
-    async def _prepare(
-        self,
-        prompt: TokensPrompt,
-        params: SamplingParams,
-        cache_salt: str | None,
-        renamed: dict[str, str] | None = None,
-    ) -> PreparedRequest:
-        """The engine's checks of a prompt, which does not run yet: another one of the request may be wrong."""
-        try:
-            return await self._context.engine.prepare(prompt, params, cache_salt=cache_salt)
-        except RequestError as error:
-            raise rename_param(error, renamed or {}) from error
-
-    def request_log(self, request: Request) -> RequestLog:
-        """The log line of a request that has just come in."""
-        log = RequestLog(request.url.path, request.scope["octavo.request_id"], self._context.engine.config.log_requests)
-        keep_log(request.scope, log)
-        return log
-
-    def _streamed(
-        self, generation: Generation, writer: StreamWriter, log: RequestLog, body: ParsedBody[SamplingFields]
-    ) -> Response:
-        return EventStreamResponse(generation, writer, self._context.open_requests, log, body.headers)
-
-    def _collected(
-        self, generation: Generation, collector: Collector, log: RequestLog, body: ParsedBody[SamplingFields]
-    ) -> Response:
-        return CollectedResponse(generation, collector, self._context.open_requests, log, body.headers)

@@ -2,11 +2,8 @@
 
 import queue
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..core.engine_args import EngineArgs
 from ..core.engine_input import AbortRequests
@@ -21,6 +18,7 @@ from ..engine.output_processor import OutputProcessor, RequestState
 from ..engine.scoring import check_pairs, make_scoring
 from ..engine.transport import EngineGone, TransportMessage
 from .chat_template import ChatTemplate
+from .progress import progress_bar
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -124,25 +122,24 @@ class LLM:
             raise self._dead
         states: list[RequestState] = []
         self._abort_unfinished()  # left by a call that an exception ended
-        with _progress(use_tqdm, len(prepared)) as progress:
-            task = progress.add_task(what, total=len(prepared), speed="")
+        with progress_bar(what, len(prepared), use_tqdm) as advance:
             finished: set[RequestState] = set()
             try:
-                states.extend(self._start(request, finished, progress, task) for request in prepared)
+                states.extend(self._start(request, finished, advance) for request in prepared)
                 while len(finished) < len(states):
                     self._handle(self._messages.get())
             finally:
                 self._abort_unfinished()
         return [_final(state) for state in states]
 
-    def _start(self, request: Any, finished: set[RequestState], progress: Progress, task: Any) -> RequestState:
+    def _start(self, request: Any, finished: set[RequestState], advance: Callable[[], None]) -> RequestState:
         self._num_requests += 1
         request_id = f"request-{self._num_requests}"
 
         def on_news() -> None:
             if (state.finished or state.error is not None) and state not in finished:
                 finished.add(state)
-                progress.update(task, advance=1)
+                advance()
 
         messages = self._outputs.add(request_id, request, on_news)
         state = self._outputs.requests[request_id]
@@ -219,9 +216,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -261,19 +256,3 @@ def _final(state: RequestState) -> RequestOutput:
     output = state.take()
     assert output is not None, f"{state.request_id} is not finished"
     return output
-
-
-def _progress(wanted: bool, total: int) -> Progress:
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not (wanted and console.is_terminal),
-        transient=False,
-    )

@@ -1,10 +1,12 @@
 """The OpenAPI document: schemas come from the very Structs that decode the requests and encode the answers."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from .fields import EndpointFields
 from .protocol_answers import ErrorAnswer
@@ -12,17 +14,28 @@ from .protocol_answers import ErrorAnswer
 _REFERENCE = "#/components/schemas/{name}"
 
 
-@dataclass(frozen=True)
-class RouteSchema:
-    """Body and answer of one route."""
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
+BODY_ERRORS = (400, 404, 413)
+"""What a route with a body may answer."""
+GENERATION_ERRORS = (400, 404, 413, 429, 503)
+"""What a route that needs the engine may answer."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One path with one method: its handler, and what the document says of its body and answers."""
+
+    method: str
+    path: str
+    handler: Handler
     answer: type[msgspec.Struct] | None = None
-    body: type[msgspec.Struct] | None = None
-    streams: bool = False
-    fields: EndpointFields | None = None
-    errors: tuple[int, ...] = field(default=())
+    fields: EndpointFields[msgspec.Struct] | None = None
+    """Those of its body, if it takes one."""
+    errors: tuple[int, ...] = ()
     error: type[msgspec.Struct] = ErrorAnswer
     """The dialect's shape of an error."""
+    streams: bool = False
     text: str | None = None
     """The media type of an answer that is no JSON."""
 
@@ -41,12 +54,18 @@ class RouteSchema:
             error = {"application/json": {"schema": _reference(self.error)}}
             responses[str(status)] = {"description": _STATUS[status], "content": error}
         operation: dict[str, Any] = {"responses": responses}
-        if self.body is not None:
-            body = {"application/json": {"schema": _reference(self.body)}}
+        if self.fields is not None:
+            body = {"application/json": {"schema": _reference(self.fields.request_type)}}
             operation["requestBody"] = {"required": True, "content": body}
-        if self.fields is not None and self.fields.refused:
-            operation["description"] = "Known but not offered: " + ", ".join(sorted(self.fields.refused)) + "."
+            if self.fields.refused:
+                operation["description"] = "Known but not offered: " + ", ".join(sorted(self.fields.refused)) + "."
         return operation
+
+    @property
+    def structs(self) -> set[type[msgspec.Struct]]:
+        """Those that the description refers to."""
+        body = None if self.fields is None else self.fields.request_type
+        return {struct for struct in (self.answer, body, self.error) if struct is not None}
 
 
 _STATUS = {
@@ -77,9 +96,9 @@ def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(name=struct.__name__)}
 
 
-def component_schemas(routes: list[RouteSchema]) -> dict[str, Any]:
+def component_schemas(routes: Iterable[Route]) -> dict[str, Any]:
     """The schemas that the routes refer to, by name."""
-    types = {part for route in routes for part in (route.answer, route.body, route.error) if part is not None}
-    ordered = sorted(types | {ErrorAnswer}, key=lambda struct: struct.__name__)
+    types = {ErrorAnswer}.union(*(route.structs for route in routes))
+    ordered = sorted(types, key=lambda struct: struct.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
     return components

@@ -59,7 +59,7 @@ class EmbeddingCollector(VectorCollector):
 
     def __init__(self, head: AnswerHead, generation: Generation, encoding_format: str | None) -> None:
         super().__init__(head, generation)
-        self._encoded = _base64 if encoding_format == "base64" else _numbers
+        self._encoded = _base64 if encoding_format == "base64" else np.ndarray.tolist
 
     def answer(self) -> EmbeddingList:
         data = [Embedding(index=index, embedding=self._encoded(vector)) for index, vector in enumerate(self.vectors)]
@@ -104,10 +104,6 @@ class RankingCollector(ScoreCollector):
             for result in results:
                 result.document = RerankDocument(texts[result.index])
         return Ranking(id=self.head.id, model=self.head.model, results=results, usage=self.usage)
-
-
-def _numbers(vector: np.ndarray) -> list[float]:
-    return vector.tolist()
 
 
 def _base64(vector: np.ndarray) -> str:

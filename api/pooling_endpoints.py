@@ -1,7 +1,5 @@
 """``POST /v1/embeddings``, ``/v1/score`` and ``/v1/rerank``: prompts that are pooled, and nothing generated."""
 
-import time
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,23 +7,20 @@ from ..core.errors import RequestError
 from ..core.pooling_params import PoolingParams
 from ..engine.input_processor import PreparedRequest
 from ..engine.scoring import PoolingPrompt, check_pairs, make_scoring
-from .body import BodyParser
 from .completions import split_prompts
 from .context import ServerContext
-from .dialect import AnswerHead
 from .generation import Generation
-from .generation_endpoints import GenerationEndpoints
+from .openapi import GENERATION_ERRORS, Route
 from .pooling import EmbeddingCollector, RankingCollector, ScoreCollector
 from .pooling_protocol import (
     EMBEDDING_FIELDS,
     RERANK_FIELDS,
     SCORE_FIELDS,
-    EmbeddingRequest,
+    EmbeddingList,
     PoolingFields,
-    RerankRequest,
-    ScoreRequest,
+    Ranking,
+    ScoreList,
 )
-from .sampling import rename_param
 from .streaming import CollectedResponse
 
 MAX_INPUTS = 2048
@@ -35,22 +30,24 @@ MAX_INPUTS = 2048
 class PoolingEndpoints:
     """The endpoints that answer with vectors, or with what vectors say."""
 
-    def __init__(self, context: ServerContext, generation: GenerationEndpoints) -> None:
-        limit, strict = context.args.max_body_bytes, context.args.strict_fields
+    def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._generation = generation
         self._scoring = make_scoring(context.engine.config.model)
-        self._embedding_bodies = BodyParser(EmbeddingRequest, EMBEDDING_FIELDS, limit, strict)
-        self._score_bodies = BodyParser(ScoreRequest, SCORE_FIELDS, limit, strict)
-        self._rerank_bodies = BodyParser(RerankRequest, RERANK_FIELDS, limit, strict)
+        self._embedding_bodies = context.bodies(EMBEDDING_FIELDS)
+        self._score_bodies = context.bodies(SCORE_FIELDS)
+        self._rerank_bodies = context.bodies(RERANK_FIELDS)
+        self.routes = [
+            Route("POST", "/v1/embeddings", self.embeddings, EmbeddingList, EMBEDDING_FIELDS, GENERATION_ERRORS),
+            Route("POST", "/v1/score", self.score, ScoreList, SCORE_FIELDS, GENERATION_ERRORS),
+            Route("POST", "/v1/rerank", self.rerank, Ranking, RERANK_FIELDS, GENERATION_ERRORS),
+            Route("POST", "/rerank", self.rerank, Ranking, RERANK_FIELDS, GENERATION_ERRORS),
+        ]
 
     async def embeddings(self, request: Request) -> Response:
         """The vectors of one input or several."""
-        log = self._generation.request_log(request)
-        self._context.require_ready()
-        body = await self._embedding_bodies.parse(request)
-        asked = body.request
-        head, engine_id = self._head(asked, "embd")
+        exchange = await self._context.accept(request, self._embedding_bodies)
+        asked = exchange.asked
+        head, engine_id = self._context.answer_head("embd", asked.model, asked.request_id)
         params = _params(asked).replace(dimensions=asked.dimensions, normalize=asked.normalize)
         texts, lists = split_prompts(asked.input, "input", MAX_INPUTS)
         if "" in texts:
@@ -66,30 +63,26 @@ class PoolingEndpoints:
         prepared = await self._prepare(prompts, "input")
         generation = Generation(self._context.engine, engine_id, prepared)
         collector = EmbeddingCollector(head, generation, asked.encoding_format)
-        return CollectedResponse(generation, collector, self._context.open_requests, log, body.headers)
+        return CollectedResponse(generation, collector, exchange)
 
     async def score(self, request: Request) -> Response:
         """How well texts fit each other."""
-        log = self._generation.request_log(request)
-        self._context.require_ready()
-        body = await self._score_bodies.parse(request)
-        asked = body.request
-        head, engine_id = self._head(asked, "score")
+        exchange = await self._context.accept(request, self._score_bodies)
+        asked = exchange.asked
+        head, engine_id = self._context.answer_head("score", asked.model, asked.request_id)
         first = [asked.text_1] if isinstance(asked.text_1, str) else asked.text_1
         second = [asked.text_2] if isinstance(asked.text_2, str) else asked.text_2
         check_pairs(first, second, ("text_1", "text_2"))
         prepared = await self._pairs(first, second, _params(asked), "text_2")
         generation = Generation(self._context.engine, engine_id, prepared)
         collector = ScoreCollector(head, generation, self._scoring, len(first))
-        return CollectedResponse(generation, collector, self._context.open_requests, log, body.headers)
+        return CollectedResponse(generation, collector, exchange)
 
     async def rerank(self, request: Request) -> Response:
         """Documents in the order in which they fit a query."""
-        log = self._generation.request_log(request)
-        self._context.require_ready()
-        body = await self._rerank_bodies.parse(request)
-        asked = body.request
-        head, engine_id = self._head(asked, "rerank")
+        exchange = await self._context.accept(request, self._rerank_bodies)
+        asked = exchange.asked
+        head, engine_id = self._context.answer_head("rerank", asked.model, asked.request_id)
         if asked.top_n is not None and asked.top_n < 1:
             raise RequestError(f"top_n must be at least 1, not {asked.top_n}", "top_n")
         documents = [one if isinstance(one, str) else one.text for one in asked.documents]
@@ -98,13 +91,7 @@ class PoolingEndpoints:
         generation = Generation(self._context.engine, engine_id, prepared)
         shown = len(documents) if asked.return_documents is False else documents
         collector = RankingCollector(head, generation, self._scoring, shown, asked.top_n)
-        return CollectedResponse(generation, collector, self._context.open_requests, log, body.headers)
-
-    def _head(self, asked: PoolingFields, prefix: str) -> tuple[AnswerHead, str]:
-        """What the answer repeats, and the engine's name of the request."""
-        model = self._context.resolve_model(asked.model)
-        answer_id, engine_id = self._context.request_ids(prefix, asked.request_id)
-        return AnswerHead(answer_id, int(time.time()), model), engine_id
+        return CollectedResponse(generation, collector, exchange)
 
     async def _pairs(
         self, first: list[str], second: list[str], params: PoolingParams, param: str
@@ -128,11 +115,10 @@ class PoolingEndpoints:
 
     async def _prepare(self, prompts: list[PoolingPrompt], param: str) -> list[PreparedRequest]:
         """The engine's checks of all prompts, before the first runs."""
-        try:
-            engine = self._context.engine
-            return [await engine.prepare({"prompt_token_ids": ids, "prompt": None}, params) for ids, params in prompts]
-        except RequestError as error:
-            raise rename_param(error, {"prompt": param}) from error
+        return [
+            await self._context.prepare({"prompt_token_ids": ids, "prompt": None}, params, {"prompt": param})
+            for ids, params in prompts
+        ]
 
 
 def _params(asked: PoolingFields) -> PoolingParams:

@@ -3,16 +3,23 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from ..core.errors import ContextLengthError, RequestError
+from ..engine.async_llm import AsyncLLM
 from ..engine.tokenizer import Tokenizer
-from .engine_interface import EngineInterface
 
 T = TypeVar("T")
 
 # About 2 ms of tokenizing: below this the hop to a thread costs more than it saves the other requests.
 LARGE_TEXT = 8192
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids, with the text that they came from where there is one."""
+
+    prompt_token_ids: list[int]
+    prompt: str | None
 
 
 class PromptEncoder:
@@ -22,7 +29,7 @@ class PromptEncoder:
     context whatever its tokens are: 3 MB of text are refused in microseconds instead of seconds.
     """
 
-    def __init__(self, engine: EngineInterface) -> None:
+    def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
 

@@ -26,14 +26,10 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """Accepted for the reference API's clients; no padding is ever sent."""
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields that chat and text completions share, with the meanings of ``SamplingParams``."""
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Fields that chat, text completions and responses share, with the meanings of ``SamplingParams``."""
 
     model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -45,8 +41,23 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    def common(self) -> dict[str, Any]:
+        """These fields, for a request in another dialect."""
+        return {name: getattr(self, name) for name in CommonFields.__struct_fields__}
+
+
+class SamplingFields(CommonFields, kw_only=True):
+    """Fields that chat and text completions share."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
@@ -54,8 +65,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None

@@ -1,6 +1,5 @@
 """Telling a model's reasoning from its answer: text between ``<think>`` and ``</think>``."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import ConfigurationError
@@ -83,35 +82,23 @@ class ReasoningMachine(TextMachine):
 
     def _begin(self) -> Steps[None]:
         """Only an opening tag before anything else begins reasoning."""
-        space = []
-        while (character := (yield from self._peek())).isspace():
-            space.append(character)
-            self._at += 1
+        space = yield from self._space_here()
         if (yield from self._skip(self._tags.opening)) is not None:
             self.state = "open"
             self.reasoned = True
             return
         self.state = "closed"
         if space:
-            self._out.append(ContentText("".join(space)))
+            self._out.append(ContentText(space))
 
     def _reasoning(self) -> Steps[None]:
         # A template that writes the opening tag does not keep every model from writing it again.
         yield from self._skip_space()
         yield from self._skip(self._tags.opening)
         yield from self._skip_space()
-        ends: Sequence[str] = (self._tags.closing,)
-        while True:
-            piece, marker = yield from self._pieces_until(ends)
-            piece = self._space + piece
-            shown = piece.rstrip()
-            self._space = piece[len(shown) :]
-            if shown:
-                self._out.append(ReasoningText(shown))
-            if marker is not None:
-                break
-            if self._ended and self._at >= len(self._text):
-                return
+        self._shown_as = ReasoningText
+        if (yield from self._content_until((self._tags.closing,))) is None:
+            return
         self._at += len(self._tags.closing)
         self.state = "closed"
         yield from self._skip_space()

@@ -33,72 +33,35 @@ class RequestLog:
         code, param = (error.code, error.param) if isinstance(error, RequestError) else (None, None)
         # A path within the request may hold names that the client has chosen.
         shown = "".join(letter if " " <= letter < "\x7f" else "?" for letter in (param or "")[:96])
-        total = time.monotonic() - self._received
-        logger.info(
-            "%s: error %d%s%s, total %.3f s%s",
-            self._endpoint,
-            status,
-            "" if code is None else f" {code}",
-            f" ({shown})" if shown else "",
-            total,
-            self._told_id,
-            extra={
-                FIELDS: {
-                    "event": "refusal",
-                    "x_request_id": self._http_request_id,
-                    "endpoint": self._endpoint,
-                    "outcome": f"error {status}",
-                    "code": code,
-                    "param": shown or None,
-                    "total_ms": round(1000 * total, 3),
-                }
-            },
-        )
-
-    @property
-    def _told_id(self) -> str:
-        return "" if self._http_request_id is None else f", x-request-id {self._http_request_id}"
+        outcome = f"error {status}"
+        text = outcome + ("" if code is None else f" {code}") + (f" ({shown})" if shown else "")
+        fields = {"event": "refusal", "outcome": outcome, "code": code, "param": shown or None}
+        self._write(f"{self._endpoint}: {text}, ", fields)
 
     def finished(self, generation: Generation) -> None:
         """The request was answered in full."""
         reasons = [reason for reason in generation.finish_reasons if reason is not None]
-        self._write(generation, ",".join(sorted(set(reasons))) or "none")
+        self.ended(generation, ",".join(sorted(set(reasons))) or "none")
 
     def ended(self, generation: Generation, why: str) -> None:
         """The request ended early."""
-        self._write(generation, why)
-
-    def _write(self, generation: Generation, outcome: str) -> None:
         if not self._enabled:
             return
-        total = time.monotonic() - self._received
-        logger.info(
-            "%s %s: prompt %d (cached %d), output %d, %s, %stotal %.3f s%s",
-            generation.request_id,
-            self._endpoint,
-            generation.num_prompt_tokens,
-            generation.num_cached_tokens,
-            generation.num_completion_tokens,
-            outcome,
-            _times(generation),
-            total,
-            self._told_id,
-            extra={FIELDS: self._fields(generation, outcome, total)},
-        )
+        prompt, cached = generation.num_prompt_tokens, generation.num_cached_tokens
+        output = generation.num_completion_tokens
+        tokens = f"prompt {prompt} (cached {cached}), output {output}"
+        numbers = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": output}
+        fields = {"event": "request", "request_id": generation.request_id, "outcome": why} | numbers
+        text = f"{generation.request_id} {self._endpoint}: {tokens}, {why}, {_times(generation)}"
+        self._write(text, fields | msgspec.structs.asdict(generation.times_told))
 
-    def _fields(self, generation: Generation, outcome: str, total: float) -> dict[str, Any]:
-        """The same numbers by name, for a log in JSON."""
-        return {
-            "event": "request",
-            "request_id": generation.request_id,
-            "x_request_id": self._http_request_id,
-            "endpoint": self._endpoint,
-            "outcome": outcome,
-            "prompt_tokens": generation.num_prompt_tokens,
-            "cached_tokens": generation.num_cached_tokens,
-            "completion_tokens": generation.num_completion_tokens,
-            "total_ms": round(1000 * total, 3),
-        } | msgspec.structs.asdict(generation.times_told)
+    def _write(self, text: str, fields: dict[str, Any]) -> None:
+        """The line, and the same by name for a log in JSON."""
+        total = time.monotonic() - self._received
+        told_id = "" if self._http_request_id is None else f", x-request-id {self._http_request_id}"
+        fields |= {"x_request_id": self._http_request_id, "endpoint": self._endpoint}
+        fields["total_ms"] = round(1000 * total, 3)
+        logger.info("%stotal %.3f s%s", text, total, told_id, extra={FIELDS: fields})
 
 
 def keep_log(scope: Scope, log: RequestLog) -> None:
@@ -124,12 +87,9 @@ def _times(generation: Generation) -> str:
         parts.append(f"queue {1000 * (slowest.first_scheduled - slowest.arrival):.0f} ms")
     if slowest.first_token is not None:
         parts.append(f"first token {1000 * (slowest.first_token - slowest.arrival):.0f} ms")
-    firsts = [timing.first_token for timing in timings if timing.first_token is not None]
-    lasts = [timing.last_token for timing in timings if timing.last_token is not None]
-    # The first token of each completion belongs to the prefill.
-    decoded = generation.num_completion_tokens - len(generation.finish_reasons)
-    if firsts and lasts and decoded > 0 and max(lasts) > min(firsts):
-        parts.append(f"{decoded / (max(lasts) - min(firsts)):.1f} tok/s")
+    speed = generation.tokens_per_second
+    if speed is not None:
+        parts.append(f"{speed:.1f} tok/s")
     return "".join(f"{part}, " for part in parts)
 
 

@@ -2,33 +2,16 @@
 
 from typing import Any
 
+import msgspec
+
 from ..core.errors import RequestError
 from ..core.sampling_params import RequestOutputKind, SamplingParams
 from .protocol import SamplingFields
 from .structured import structured_field, structured_outputs
 
-# Fields whose name and meaning are the same on both sides.
-_SAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "min_tokens",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "priority",
-)
+# Fields of both sides that cannot be handed on as they are.
+_CONVERTED = {"max_tokens", "stop", "logit_bias", "structured_outputs"}
+_SAME = set(SamplingFields.__struct_fields__) & set(SamplingParams.__struct_fields__) - _CONVERTED
 
 
 def sampling_params(
@@ -94,7 +77,7 @@ def check_logprobs(count: int | None, limit: int, param: str) -> None:
         raise RequestError(f"{param} must be between 0 and {limit}, not {count}", param)
 
 
-def check_stream_options(request: SamplingFields) -> None:
+def check_stream_options(stream: bool | None, stream_options: msgspec.Struct | None) -> None:
     """Raises ``RequestError`` for ``stream_options`` without ``stream``."""
-    if request.stream_options is not None and not request.stream:
+    if stream_options is not None and not stream:
         raise RequestError("stream_options is only allowed with stream set to true", "stream_options")

@@ -20,22 +20,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..core.engine_args import EngineArgs
 from ..core.errors import ConfigurationError, EngineDeadError, OctavoError
 from ..core.startup import StartupTimeline
+from ..engine.stat_logger import StatLogger
 from .auth import check_keys
-from .engine_interface import EngineInterface
 from .errors import ServerStoppingError
 from .listener import listener_url, listening
 from .server_args import ServerArgs
 from .shared_numbers import SharedNumbers
-from .stat_relay import StatRelay
 from .tls import server_tls
 from .tracing import check_tracing, open_tracing
 
 if TYPE_CHECKING:
+    from ..engine.async_llm import AsyncLLM
     from .api_family import ApiFamily, ApiPlace
 
 logger = logging.getLogger(__name__)
 
-StartEngine = Callable[[StatRelay], EngineInterface]
+StartEngine = Callable[[list[StatLogger]], "AsyncLLM"]
+"""Takes the list that the metrics join once they are there, which is before any request can run."""
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 DEATH_LINGER_SECONDS = 1.0
@@ -51,10 +52,10 @@ def run_server(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     the command line makes each its last line and exits with 1.
     """
 
-    def start_engine(relay: StatRelay) -> EngineInterface:
+    def start_engine(loggers: list[StatLogger]) -> "AsyncLLM":
         from ..engine.async_llm import AsyncLLM
 
-        return AsyncLLM.from_engine_args(engine_args, [relay], num_clients=server_args.api_server_count)
+        return AsyncLLM.from_engine_args(engine_args, loggers, num_clients=server_args.api_server_count)
 
     return serve_engine(start_engine, engine_args.model or DEFAULT_MODEL_NAME, server_args)
 
@@ -99,10 +100,10 @@ def _signals_interrupt() -> Iterator[None]:
 
 
 async def _serve(start_engine: StartEngine, names: list[str], args: ServerArgs, listener: socket.socket) -> None:
-    relay = StatRelay()
+    loggers: list[StatLogger] = []
     timeline = StartupTimeline("api")
     timeline.mark("listening")
-    engine = start_engine(relay)
+    engine = start_engine(loggers)
     timeline.mark("engine started, tokenizer loaded")
     try:
         from .api_family import ApiFamily, ApiPlace
@@ -112,7 +113,7 @@ async def _serve(start_engine: StartEngine, names: list[str], args: ServerArgs, 
         try:
             stop = StopSignals()
             stop.install()
-            await ServerLife(engine, place, family, stop, relay, timeline).run()
+            await ServerLife(engine, place, family, stop, loggers, timeline).run()
         finally:
             await asyncio.to_thread(family.close)
     finally:
@@ -142,11 +143,11 @@ class ServerLife:
 
     def __init__(
         self,
-        engine: EngineInterface,
+        engine: "AsyncLLM",
         place: "ApiPlace",
         family: "ApiFamily",
         stop: StopSignals,
-        relay: StatRelay,
+        loggers: list[StatLogger],
         timeline: StartupTimeline,
     ) -> None:
         # Imported while the engine's process loads the model.
@@ -162,7 +163,7 @@ class ServerLife:
             raise ConfigurationError("--chat-template needs a tokenizer; leave out --skip-tokenizer-init")
         template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, args.chat_template)
         metrics = Metrics(model_names[0], engine.config, place.numbers)
-        relay.target = metrics
+        loggers.append(metrics)
         self._engine = engine
         self._args = args
         self._index = place.index

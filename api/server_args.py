@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..core.errors import ConfigurationError
+from ..core.limits import check_least
 
 MAX_API_SERVERS = 64
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
@@ -111,19 +112,12 @@ class ServerArgs:
             )
         if self.api_server_count > 1 and sys.platform != "linux":
             raise ConfigurationError("--api-server-count above 1 needs Linux; leave it out")
-        if self.max_body_bytes < 1:
-            raise ConfigurationError(f"--max-body-bytes must be at least 1, not {self.max_body_bytes}")
-        if self.responses_store_size < 0:
-            raise ConfigurationError(f"--responses-store-size must be at least 0, not {self.responses_store_size}")
-        if self.responses_store_bytes < 1:
-            raise ConfigurationError(f"--responses-store-bytes must be at least 1, not {self.responses_store_bytes}")
+        check_least(self, max_body_bytes=1, responses_store_size=0, responses_store_bytes=1, max_queued_requests=0)
         if not 0.0 <= self.shutdown_timeout < 86400.0:
             raise ConfigurationError(f"--shutdown-timeout must be 0 to 86400 seconds, not {self.shutdown_timeout}")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigurationError("--served-model-name must not be empty")
         self._check_parsers()
-        if self.max_queued_requests < 0:
-            raise ConfigurationError(f"--max-queued-requests must be at least 0, not {self.max_queued_requests}")
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigurationError(f"--root-path must begin with '/', not {self.root_path!r}")
         for origin in self.allowed_origins:

@@ -8,22 +8,13 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..core.errors import RequestError
-from .body import BodyParser
 from .chat import TemplateOptions, template_messages
 from .context import ServerContext
 from .dialect import encode_json
 from .fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from .metrics import METRICS_MEDIA_TYPE, Metrics
-from .protocol import DetokenizeRequest, TokenizeRequest
-from .protocol_answers import (
-    DetokenizeAnswer,
-    Health,
-    ModelCard,
-    ModelList,
-    TokenizeAnswer,
-    TokenizerInfo,
-    Version,
-)
+from .openapi import BODY_ERRORS, Route
+from .protocol_answers import DetokenizeAnswer, Health, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo, Version
 from .tools.tool_use import tool_use
 
 
@@ -38,11 +29,21 @@ class ServiceEndpoints:
     """The endpoints that generate nothing."""
 
     def __init__(self, context: ServerContext, metrics: Metrics) -> None:
-        limit, strict = context.args.max_body_bytes, context.args.strict_fields
         self._context = context
         self._metrics = metrics
-        self._tokenize_bodies = BodyParser(TokenizeRequest, TOKENIZE_FIELDS, limit, strict)
-        self._detokenize_bodies = BodyParser(DetokenizeRequest, DETOKENIZE_FIELDS, limit, strict)
+        self._tokenize_bodies = context.bodies(TOKENIZE_FIELDS)
+        self._detokenize_bodies = context.bodies(DETOKENIZE_FIELDS)
+        probes = (("/health", self.health), ("/live", self.live), ("/ready", self.health))
+        self.routes = [
+            Route("GET", "/v1/models", self.models, ModelList),
+            Route("GET", "/v1/models/{model_id:path}", self.model, ModelCard, errors=(404,)),
+            Route("POST", "/tokenize", self.tokenize, TokenizeAnswer, TOKENIZE_FIELDS, BODY_ERRORS),
+            Route("POST", "/detokenize", self.detokenize, DetokenizeAnswer, DETOKENIZE_FIELDS, BODY_ERRORS),
+            Route("GET", "/tokenizer_info", self.tokenizer_info, TokenizerInfo, errors=(400,)),
+            *(Route("GET", path, handler, Health, errors=(503,), error=Health) for path, handler in probes),
+            Route("GET", "/version", self.version, Version),
+            Route("GET", "/metrics", self.metrics, text="text/plain"),
+        ]
 
     async def models(self, _request: Request) -> Response:
         """The served models."""

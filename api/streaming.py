@@ -5,16 +5,16 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..core.errors import OctavoError, OverloadedError
 from .dialect import Collector, StreamWriter, encode_json
-from .error_answers import error_event, error_response, error_status, log_internal_error
+from .error_answers import error_status, log_internal_error, shaped_error
 from .errors import ClientGoneError
+from .exchange import Exchange
 from .generation import Event, Generation
-from .open_requests import OpenRequests
-from .request_log import RequestLog
 from .tracing import TRACING, Tracing
 
 HEADERS_AFTER = 1.0
@@ -34,13 +34,11 @@ ERROR_SEND_SECONDS = 1.0
 class GenerationResponse(Response):
     """The ASGI application of one answer: runs its generation while the client is there."""
 
-    def __init__(
-        self, generation: Generation, requests: OpenRequests, log: RequestLog, headers: dict[str, str]
-    ) -> None:
-        super().__init__(headers=headers)
+    def __init__(self, generation: Generation, exchange: Exchange[msgspec.Struct]) -> None:
+        super().__init__(headers=exchange.headers)
         self.generation = generation
-        self._requests = requests
-        self._log = log
+        self._requests = exchange.open_requests
+        self._log = exchange.log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; whatever goes wrong is told to the client, in OpenAI's shape unless the dialect has its own."""
@@ -80,13 +78,9 @@ class GenerationResponse(Response):
 
     async def fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an error instead."""
-        response = self.error_answer(error)
+        response = shaped_error(scope, error)
         response.raw_headers.extend(self.raw_headers_given())
         await response(scope, receive, send)
-
-    def error_answer(self, error: Exception) -> Response:
-        """The whole answer for an error, in the dialect's shape."""
-        return error_response(error)
 
     def raw_headers_given(self) -> list[tuple[bytes, bytes]]:
         """The headers that the handler gave."""
@@ -96,15 +90,8 @@ class GenerationResponse(Response):
 class CollectedResponse(GenerationResponse):
     """A plain answer."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        collector: Collector,
-        requests: OpenRequests,
-        log: RequestLog,
-        headers: dict[str, str],
-    ) -> None:
-        super().__init__(generation, requests, log, headers)
+    def __init__(self, generation: Generation, collector: Collector, exchange: Exchange[msgspec.Struct]) -> None:
+        super().__init__(generation, exchange)
         self._collector = collector
 
     async def produce(self, send: Send) -> None:
@@ -116,11 +103,8 @@ class CollectedResponse(GenerationResponse):
     async def conclude(self, send: Send) -> None:
         """Send the whole answer."""
         body = encode_json(self._collector.answer())
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            *self.raw_headers_given(),
-        ]
+        length = (b"content-length", str(len(body)).encode())
+        headers = [(b"content-type", b"application/json"), length, *self.raw_headers_given()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -128,18 +112,8 @@ class CollectedResponse(GenerationResponse):
 class EventStreamResponse(GenerationResponse):
     """An answer in server-sent events. Chunks are bytes that go straight to the ASGI server."""
 
-    idle_chunk = b""
-    """Sent when nothing else was for ``IDLE_SECONDS``, if the dialect has such an event."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        writer: StreamWriter,
-        requests: OpenRequests,
-        log: RequestLog,
-        headers: dict[str, str],
-    ) -> None:
-        super().__init__(generation, requests, log, headers)
+    def __init__(self, generation: Generation, writer: StreamWriter, exchange: Exchange[msgspec.Struct]) -> None:
+        super().__init__(generation, exchange)
         self._writer = writer
         self._started = False
         self._num_sent = 0
@@ -151,7 +125,7 @@ class EventStreamResponse(GenerationResponse):
 
     async def produce(self, send: Send) -> None:
         """Send the chunks of every event as it comes."""
-        idle = asyncio.create_task(self._fill_silence(send)) if self.idle_chunk else None
+        idle = asyncio.create_task(self._fill_silence(send)) if self._writer.idle else None
         try:
             async with aclosing(self.generation.batches()) as batches:
                 await self._send_chunk(send, self._writer.write(await self._first(batches, send)))
@@ -177,13 +151,9 @@ class EventStreamResponse(GenerationResponse):
             return
         try:
             async with asyncio.timeout(ERROR_SEND_SECONDS):
-                await send({"type": "http.response.body", "body": self.error_chunk(error), "more_body": False})
+                await send({"type": "http.response.body", "body": self._writer.fail(error), "more_body": False})
         except TimeoutError:
             return
-
-    def error_chunk(self, error: Exception) -> bytes:
-        """What ends a stream on an error, in the dialect's shape."""
-        return error_event(error)
 
     async def _first(self, batches: AsyncGenerator[list[Event], None], send: Send) -> list[Event]:
         """The first events; sends the headers early if they take long."""
@@ -215,7 +185,7 @@ class EventStreamResponse(GenerationResponse):
             before = self._num_sent
             await asyncio.sleep(IDLE_SECONDS)
             if self._started and self._num_sent == before:
-                await send({"type": "http.response.body", "body": self.idle_chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": self._writer.idle, "more_body": True})
 
     async def _send_chunk(self, send: Send, chunk: bytes) -> None:
         if not self._started:

@@ -11,12 +11,7 @@ from ..core.grammar import PARAM, StructuredOutputs
 if TYPE_CHECKING:
     from .protocol import SamplingFields
 
-_GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-}
+_GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
 FORMAT_TYPES = ("text", "json_object", "json_schema", "structural_tag")
 
 

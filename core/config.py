@@ -3,6 +3,7 @@
 import msgspec
 
 from .errors import ConfigurationError
+from .limits import check_least
 from .model_config import ModelConfig
 
 DECODER_WORKER = "octavo.worker.worker:Worker"
@@ -38,8 +39,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_decisions: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise ConfigurationError(f"--max-num-seqs must be at least 1, not {self.max_num_seqs}")
+        check_least(self, max_num_seqs=1)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs "

@@ -16,6 +16,7 @@ from .config import (
     SchedulerConfig,
 )
 from .errors import ConfigurationError
+from .limits import check_least
 from .model_config import ModelConfig, read_model_config
 
 
@@ -199,22 +200,16 @@ class EngineArgs:
         return 128 if device == "cuda" and flash else 16
 
     def _check(self, device: str) -> None:
-        if self.block_size is not None and self.block_size < 1:
-            raise ConfigurationError(f"--block-size must be at least 1, not {self.block_size}")
+        check_least(self, block_size=1, num_threads=1, kv_cache_memory_bytes=1, max_num_batched_tokens=1)
+        check_least(self, tensor_parallel_size=1, max_logprobs=0)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigurationError(
                 f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
             )
-        for name in ("num_threads", "kv_cache_memory_bytes", "max_num_batched_tokens", "tensor_parallel_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             raise ConfigurationError("--num-gpu-blocks-override must be at least 2 (one block is never handed out)")
         if self.tensor_parallel_size > 1:
             raise ConfigurationError("--tensor-parallel-size above 1 is not supported yet; run one device per server")
-        if self.max_logprobs < 0:
-            raise ConfigurationError(f"--max-logprobs must be at least 0, not {self.max_logprobs}")
 
 
 def cpu_has_bfloat16() -> bool:

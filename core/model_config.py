@@ -115,7 +115,8 @@ def read_model_config(
     architecture = str(architectures[0])
     bias = bool(config.get("attention_bias", _ATTENTION_BIAS_BY_DEFAULT.get(architecture, False)))
     encoder = architecture in ENCODER_ARCHITECTURES
-    limit = _context(config, max_position, max_model_len)
+    rope = RopeConfig.from_hf(config)
+    limit = _context(rope, max_position, max_model_len)
     weights_dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     return ModelConfig(
         path=str(folder),
@@ -135,7 +136,7 @@ def read_model_config(
         attention_out_bias=bias and architecture != "Qwen2ForCausalLM",
         mlp_bias=bool(config.get("mlp_bias", False)),
         max_position=max_position,
-        rope=RopeConfig.from_hf(config),
+        rope=rope,
         sliding_window=config.get("sliding_window") if config.get("use_sliding_window", True) else None,
         eos_token_ids=_end_tokens(folder, generation, config),
         default_sampling=_default_sampling(folder, generation),
@@ -196,13 +197,11 @@ def _compute_dtype(asked: str, weights: str, prefer_bfloat16: bool) -> str:
     return weights if weights in DTYPES else "float32"
 
 
-def _context(config: dict[str, Any], max_position: int, asked: int | None) -> int:
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type")
+def _context(rope: RopeConfig, max_position: int, asked: int | None) -> int:
     limit = max_position
-    if kind in ("linear", "dynamic", "yarn") and "original_max_position_embeddings" not in scaling:
+    if rope.kind in ("linear", "dynamic", "yarn") and "original_max_position_embeddings" not in rope.parameters:
         # The factor stretches the positions that the model was trained on; llama3 counts them already.
-        limit = int(max_position * float(scaling.get("factor", 1.0)))
+        limit = int(max_position * float(rope.parameters.get("factor", 1.0)))
     if asked is None:
         return limit
     if asked < 1:

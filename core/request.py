@@ -50,31 +50,11 @@ class Request:
     """
 
     __slots__ = (
-        "block_hashes",
-        "blocks",
-        "cache_root",
-        "client_index",
-        "eos_token_ids",
-        "events",
-        "grammar",
-        "grammar_ready",
-        "handle",
-        "holds_grammar",
-        "max_total_tokens",
-        "num_named_blocks",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "params",
-        "pooling",
-        "priority",
-        "request_id",
-        "slot",
-        "source",
-        "status",
-        "stop_token_ids",
-        "token_ids",
+        "block_hashes", "blocks", "cache_root", "client_index", "eos_token_ids", "events", "grammar", "grammar_ready",
+        "handle", "holds_grammar", "max_total_tokens", "num_named_blocks", "num_preemptions", "num_prompt_tokens",
+        "params", "pooling", "priority", "request_id", "slot", "source", "status", "stop_token_ids", "token_ids",
         "whole_prompt",
-    )
+    )  # fmt: skip
 
     def __init__(self, source: EngineCoreRequest, block_size: int) -> None:
         prompt = np.frombuffer(source.prompt_token_ids, dtype=np.int32)

@@ -37,7 +37,7 @@ class AsyncLLM:
     def __init__(
         self, config: EngineConfig, transport: EngineTransport, stat_loggers: Sequence[StatLogger] = ()
     ) -> None:
-        """Starts the engine; see ``from_engine_args``."""
+        """Starts the engine; see ``from_engine_args``. ``stat_loggers`` may grow until the first request comes."""
         self.config = config
         """In force. Once the engine is ready, with what it found out about its memory."""
         self.engine_info: EngineReady | None = None
@@ -121,11 +121,7 @@ class AsyncLLM:
     # Requests.
 
     async def prepare(
-        self,
-        prompt: PromptInput,
-        sampling_params: SamplingParams | PoolingParams,
-        *,
-        cache_salt: str | None = None,
+        self, prompt: PromptInput, sampling_params: SamplingParams | PoolingParams, *, cache_salt: str | None = None
     ) -> PreparedRequest:
         """All checks of a request without running it; ``generate`` takes what this returns. Raises ``RequestError``.
 

@@ -41,7 +41,6 @@ class GrammarDoor:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = end_ids
-        self._special_tokens: frozenset[str] | None = None
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
@@ -54,7 +53,7 @@ class GrammarDoor:
             raise RequestError("structured output needs a tokenizer, and none is loaded (skip_tokenizer_init)", PARAM)
         if not self._end_ids:
             raise RequestError("structured output needs a model with an end token, and this one has none", PARAM)
-        spec = wanted.spec(self._specials(self._tokenizer))
+        spec = wanted.spec(self._tokenizer.special_texts)
         digest = hashlib.sha256(f"{spec.kind} {spec.text}".encode("utf-8", "surrogatepass")).digest()
         verdict = self._verdicts.get(digest)
         if verdict is None:
@@ -66,11 +65,6 @@ class GrammarDoor:
         if verdict:
             raise RequestError(f"{wanted.given[0]}: {verdict}", PARAM)
         return spec
-
-    def _specials(self, tokenizer: Tokenizer) -> frozenset[str]:
-        if self._special_tokens is None:
-            self._special_tokens = frozenset(tokenizer.token_text(token) for token in tokenizer.special_ids)
-        return self._special_tokens
 
     def _judge(self, spec: GrammarSpec) -> str:
         with self._lock:

@@ -117,11 +117,7 @@ class InputProcessor:
         length = len(token_ids)
         room = self.max_model_len - length
         if room < 1:
-            raise ContextLengthError.over(
-                self.max_model_len,
-                f"the prompt is too long: it has {length}, and at least one must be left for the answer",
-                "prompt",
-            )
+            raise self._too_long(f"{length}, and at least one must be left for the answer")
         if params.max_tokens is not None and params.max_tokens > room:
             raise ContextLengthError.over(
                 self.max_model_len,
@@ -163,11 +159,7 @@ class InputProcessor:
         self._check_dimensions(params.dimensions)
         text, ids = self._tokens(prompt, params.cut_to(self.max_model_len))
         if len(ids) > self.max_model_len:
-            raise ContextLengthError.over(
-                self.max_model_len,
-                f"the prompt is too long: it has {len(ids)}; shorten it, or cut it with truncate_prompt_tokens",
-                "prompt",
-            )
+            raise self._too_long(f"{len(ids)}; shorten it, or cut it with truncate_prompt_tokens")
         return PreparedRequest(
             prompt=text,
             prompt_token_ids=ids,
@@ -181,6 +173,9 @@ class InputProcessor:
             pooling=params.replace(normalize=pooling.normalize) if params.normalize is None else params,
             whole_prompt=pooling.kind == "mean",
         )
+
+    def _too_long(self, told: str) -> ContextLengthError:
+        return ContextLengthError.over(self.max_model_len, f"the prompt is too long: it has {told}", "prompt")
 
     def _check_dimensions(self, dimensions: int | None) -> None:
         pooling, size = self._config.model.pooling, self._config.model.hidden_size
@@ -220,11 +215,7 @@ class InputProcessor:
         longest = self._tokenizer.max_token_characters
         if len(text) > self.max_model_len * longest and limit is None:
             least = -(-len(text) // longest)
-            raise ContextLengthError.over(
-                self.max_model_len,
-                f"the prompt is too long: it has {len(text)} characters, at least {least} tokens",
-                "prompt",
-            )
+            raise self._too_long(f"{len(text)} characters, at least {least} tokens")
         if limit is None:
             return self._tokenizer.encode(text)
         return self._tokenizer.encode_whole(text, limit=limit)[0]

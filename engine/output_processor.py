@@ -10,12 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ..core.engine_input import EngineCoreRequest
-from ..core.engine_output import (
-    EngineCoreOutputs,
-    Finished,
-    PromptLogprobsDelta,
-    TokenLogprobsDelta,
-)
+from ..core.engine_output import EngineCoreOutputs, Finished, PromptLogprobsDelta, TokenLogprobsDelta
 from ..core.errors import OctavoError, RequestFailedError
 from ..core.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings, TokenLogprobs
 from ..core.sampling_params import RequestOutputKind
@@ -137,7 +132,8 @@ class OutputProcessor:
     ) -> None:
         self._tokenizer = tokenizer
         self._client_index = client_index
-        self._loggers = list(stat_loggers)
+        self._loggers = stat_loggers
+        """May grow until the first request comes."""
         self._completions: dict[int, CompletionState] = {}
         self.requests: dict[str, RequestState] = {}
         """Unfinished requests by id."""

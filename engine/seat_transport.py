@@ -87,9 +87,7 @@ class SeatTransport(EngineTransport):
         if not self._closed and self._gone is not None:
             self._remove_folder()
             failure = self._failure
-            self._on_message(
-                self._gone if failure is None else EngineGone(failure.message, failure.configuration),
-            )
+            self._on_message(self._gone if failure is None else EngineGone(failure.message, failure.configuration))
 
     def _take(self, data: bytes) -> None:
         message = self._decoder.decode(data)

@@ -121,6 +121,11 @@ class Tokenizer:
         """Special tokens by role (``bos_token`` ...), as chat templates expect them."""
         return {role: token for role, token in self._roles.items() if token is not None}
 
+    @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """What the special tokens are called in a text."""
+        return frozenset(map(self.token_text, self.special_ids))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. Special tokens written out in it count as such."""
         text = _repaired(text)
@@ -245,16 +250,9 @@ def _mark_special(backend: Backend, config: dict[str, Any], roles: dict[str, str
     declared = config.get("added_tokens_decoder") or {}
     for _, token in sorted(declared.items(), key=lambda item: int(item[0])):
         if isinstance(token, dict) and token.get("content") and token["content"] not in known:
-            flags = ("single_word", "lstrip", "rstrip", "normalized")
-            backend.add_tokens(
-                [
-                    AddedToken(
-                        token["content"],
-                        special=bool(token.get("special")),
-                        **{flag: bool(token.get(flag)) for flag in flags},
-                    )
-                ]
-            )
+            flags = ("special", "single_word", "lstrip", "rstrip", "normalized")
+            given = {flag: bool(token.get(flag)) for flag in flags}
+            backend.add_tokens([AddedToken(token["content"], **given)])
             known.add(token["content"])
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     extra = list(extra.values()) if isinstance(extra, dict) else extra

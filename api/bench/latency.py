@@ -9,6 +9,7 @@ from typing import Any
 from cyclopts import Parameter
 
 from ...core.engine_args import EngineArgs
+from ...core.limits import check_least
 from ...core.outputs import RequestOutput
 from ...core.sampling_params import RequestOutputKind, SamplingParams
 from ..config_file import UsageError
@@ -47,9 +48,7 @@ class LatencyArgs:
 
     def check(self) -> None:
         """Raises ``UsageError`` for a number that cannot be used."""
-        for name, least in (("batch_size", 1), ("input_len", 1), ("output_len", 2), ("repeat", 1), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+        check_least(self, UsageError, batch_size=1, input_len=1, output_len=2, repeat=1, warmup=0)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Parameter
 
+from ...core.limits import check_least
 from ..client import DEFAULT_URL, ServerAnswerError, ServerClient
 from ..config_file import UsageError
 from .event_stream import EventStreamClient
@@ -82,14 +83,9 @@ class LoadArgs:
 
     def check(self) -> None:
         """Raises ``UsageError`` for a number that cannot be used."""
-        if self.num_requests < 1:
-            raise UsageError(f"--num-requests must be at least 1, not {self.num_requests}")
+        check_least(self, UsageError, num_requests=1, warmup=0, concurrency=1)
         if self.rate is not None and not 0.0 < self.rate < 1e6:
             raise UsageError(f"--rate must be above 0, not {self.rate}")
-        if self.warmup < 0:
-            raise UsageError(f"--warmup must be at least 0, not {self.warmup}")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise UsageError(f"--concurrency must be at least 1, not {self.concurrency}")
 
     def limits(self) -> dict[str, float]:
         """The ``--slo`` values, by metric. Raises ``UsageError``."""
@@ -154,7 +150,7 @@ class LoadGenerator:
         self.client = EventStreamClient(args.url, api_key=args.api_key)
         self._model = model
         self._random = random.Random(args.seed)
-        self._gate = asyncio.Semaphore(args.concurrency) if args.concurrency else None
+        self._gate = asyncio.Semaphore(args.concurrency or args.num_requests)
         lens = draw_lengths(args.num_requests, args.input_len, args.output_len, args.seed)
         self._bodies = [
             (prompt_len, self._body(prompt_len, output_len))
@@ -181,8 +177,6 @@ class LoadGenerator:
         return list(await asyncio.gather(*tasks))
 
     async def _request(self, prompt_len: int, body: bytes) -> RequestRecord:
-        if self._gate is None:
-            return await self._send(prompt_len, body)
         async with self._gate:
             return await self._send(prompt_len, body)
 

@@ -104,10 +104,8 @@ def measure_ceilings(config: EngineConfig) -> Ceilings:
 def print_ceilings(ceilings: Ceilings | None) -> None:
     """One line below a table, if there is something to tell."""
     if ceilings is not None:
-        rates = (
-            f"{ceilings.bytes_per_second / 1e9:.3g} GB/s in a copy, {ceilings.flops / 1e12:.3g} TFLOP/s in a product"
-        )
-        print(f"Shares are of {rates}, measured before.")
+        copy, product = ceilings.bytes_per_second / 1e9, ceilings.flops / 1e12
+        print(f"Shares are of {copy:.3g} GB/s in a copy, {product:.3g} TFLOP/s in a product, measured before.")
 
 
 def _rate(value: float, rate: float, ceiling: float | None) -> str:

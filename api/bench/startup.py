@@ -22,6 +22,7 @@ import httpx
 from cyclopts import Parameter
 
 from ...core.errors import EngineStartError
+from ...core.limits import check_least
 from ..client import ServerClient
 from ..config_file import UsageError
 from .report import print_table, progress, write_json
@@ -72,8 +73,7 @@ class Start:
 
 def run_startup(serve_flags: Sequence[str], args: StartupArgs) -> int:
     """Starts ``octavo serve`` with ``serve_flags``, prints the waterfall and writes the JSON. The exit code."""
-    if args.repeat < 1:
-        raise UsageError(f"--repeat must be at least 1, not {args.repeat}")
+    check_least(args, UsageError, repeat=1)
     command = [sys.executable, "-P", "-m", "octavo.api.cli", "serve", *serve_flags]
     starts = []
     for number in range(args.repeat):

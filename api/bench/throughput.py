@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from ...core.engine_args import EngineArgs
 from ...core.errors import EngineError
+from ...core.limits import check_least
 from ..config_file import UsageError
 from .contestant import Contestant, OctavoContestant, TransformersContestant
 from .report import print_table, progress, write_json
@@ -51,10 +52,7 @@ class ThroughputArgs:
 
     def works(self, seed: int) -> list[Work]:
         """The works to measure. Raises ``UsageError`` for a number below one or a malformed ``--work``."""
-        for name in ("num_requests", "input_len", "output_len", "rounds", "against_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        check_least(self, UsageError, num_requests=1, input_len=1, output_len=1, rounds=1, against_batch=1)
         if self.work:
             return [parse_work(spec, seed) for spec in self.work]
         return [fixed_work(self.num_requests, self.input_len, self.output_len)]

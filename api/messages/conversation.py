@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from ...core.errors import RequestError, UnsupportedFieldError
-from ..protocol import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from ..protocol import ChatCompletionRequest, ChatMessage, CommonFields, FunctionCall, ToolCall
 from ..sampling import rename_param
 from ..structured import JsonSchemaFormat, ResponseFormat
 from ..tools.tool_use import FunctionDefinition, FunctionName, Tool, ToolChoice
@@ -19,18 +19,8 @@ from .protocol import (
     Thinking,
 )
 
-_SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "stop_token_ids",
-    "ignore_eos",
-    "priority",
-    "cache_salt",
-)
+# Fields with the same name and meaning in a chat request.
+_SAME = [name for name in CommonFields.__struct_fields__ if name in MessagesRequest.__struct_fields__]
 _RENAMED = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",

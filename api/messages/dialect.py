@@ -7,6 +7,7 @@ import msgspec
 from ..answer_blocks import AnswerEnded, BlockDelta, BlockEnded, BlockEvent, BlockReader, BlockStarted
 from ..dialect import AnswerHead, encode_json
 from ..generation import Event, Generation, PromptStarted
+from .errors import message_error_event
 from .protocol import AnswerBlock, MessageObject, MessageUsage, TextBlock, ThinkingBlock, ToolUseBlock
 
 _decode = msgspec.json.Decoder().decode
@@ -49,10 +50,8 @@ class MessageCollector:
 
     def add(self, events: list[Event]) -> None:
         """See ``Collector``."""
-        for event in events:
-            if not isinstance(event, PromptStarted):
-                for block in self._blocks.read(event):
-                    self._take(block)
+        for block in self._blocks.read(events):
+            self._take(block)
 
     def answer(self) -> MessageObject:
         """See ``Collector``."""
@@ -90,8 +89,18 @@ def _arguments(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + encode_json({"type": kind} | fields) + b"\n\n"
+
+
+PING = _event("ping", {})
+"""Means nothing but that the stream goes on."""
+
+
 class MessageStream:
     """``StreamWriter`` of messages."""
+
+    idle = PING
 
     def __init__(self, head: AnswerHead, generation: Generation, in_context: bool) -> None:
         self._head = head
@@ -102,13 +111,8 @@ class MessageStream:
 
     def write(self, events: list[Event]) -> bytes:
         """See ``StreamWriter``."""
-        chunks = []
-        for event in events:
-            if isinstance(event, PromptStarted):
-                chunks.append(self._begin())
-                continue
-            chunks += [self._tell(block) for block in self._blocks.read(event)]
-        return b"".join(chunks)
+        chunks = [self._begin() for event in events if isinstance(event, PromptStarted)]
+        return b"".join(chunks + [self._tell(block) for block in self._blocks.read(events)])
 
     def end(self) -> bytes:
         """See ``StreamWriter``."""
@@ -116,6 +120,10 @@ class MessageStream:
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         usage = message_usage(self._generation)
         return _event("message_delta", {"delta": delta, "usage": usage}) + _event("message_stop", {})
+
+    def fail(self, error: Exception) -> bytes:
+        """See ``StreamWriter``."""
+        return message_error_event(error)
 
     def _begin(self) -> bytes:
         usage = message_usage(self._generation)
@@ -145,11 +153,3 @@ _DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "tool_call": ("input_json_delta", "partial_json"),
 }
-
-
-def _event(kind: str, fields: dict[str, Any]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + encode_json({"type": kind} | fields) + b"\n\n"
-
-
-PING = _event("ping", {})
-"""Means nothing but that the stream goes on."""

@@ -2,76 +2,47 @@
 
 import time
 import uuid
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...core.errors import OctavoError, RequestError
-from ..body import BodyParser
+from ...core.errors import RequestError
 from ..context import ServerContext
 from ..dialect import AnswerHead
-from ..error_answers import error_status, log_internal_error
-from ..errors import ClientGoneError
+from ..error_answers import shape_errors
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
+from ..openapi import BODY_ERRORS, GENERATION_ERRORS, Route
 from ..protocol import ChatCompletionRequest
-from ..request_log import log_refusal
 from ..service_endpoints import json_response
 from ..streaming import CollectedResponse, EventStreamResponse
 from .conversation import chat_request, own_names
-from .dialect import PING, MessageCollector, MessageStream
-from .errors import message_error_event, message_error_response
+from .dialect import MessageCollector, MessageStream
+from .errors import message_error_response
 from .fields import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
-from .protocol import CountTokensRequest, MessagesRequest, TokenCount
-
-
-class MessageAnswer(CollectedResponse):
-    """A plain message; an error has this dialect's shape."""
-
-    def error_answer(self, error: Exception) -> Response:
-        """See ``GenerationResponse``."""
-        return message_error_response(error)
-
-
-class MessageEventStream(EventStreamResponse):
-    """A streamed message; an error has this dialect's shape."""
-
-    idle_chunk = PING
-
-    def error_answer(self, error: Exception) -> Response:
-        """See ``GenerationResponse``."""
-        return message_error_response(error)
-
-    def error_chunk(self, error: Exception) -> bytes:
-        """See ``EventStreamResponse``."""
-        return message_error_event(error)
+from .protocol import MessageError, MessageObject, TokenCount
 
 
 class MessagesEndpoints:
     """The endpoints of the Messages API."""
 
     def __init__(self, context: ServerContext, generation: GenerationEndpoints) -> None:
-        limit, strict = context.args.max_body_bytes, context.args.strict_fields
         self._context = context
         self._generation = generation
-        self._bodies = BodyParser(MessagesRequest, MESSAGES_FIELDS, limit, strict)
-        self._count_bodies = BodyParser(CountTokensRequest, COUNT_TOKENS_FIELDS, limit, strict)
+        self._bodies = context.bodies(MESSAGES_FIELDS)
+        self._count_bodies = context.bodies(COUNT_TOKENS_FIELDS)
+        path, error = "/v1/messages", MessageError
+        count = f"{path}/count_tokens"
+        self.routes = [
+            Route("POST", path, self.create, MessageObject, MESSAGES_FIELDS, GENERATION_ERRORS, error, streams=True),
+            Route("POST", count, self.count_tokens, TokenCount, COUNT_TOKENS_FIELDS, BODY_ERRORS, error),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
-        return await self._told(request, self._create)
-
-    async def count_tokens(self, request: Request) -> Response:
-        """Count the tokens of a conversation without answering it."""
-        return await self._told(request, self._count_tokens)
-
-    async def _create(self, request: Request) -> Response:
-        log = self._generation.request_log(request)
-        self._context.require_ready()
-        body = await self._bodies.parse(request)
-        asked = body.request
+        shape_errors(request.scope, message_error_response)
+        exchange = await self._context.accept(request, self._bodies)
+        asked = exchange.asked
         model = self._context.resolve_model(asked.model)
         if asked.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, not {asked.max_tokens}", "max_tokens")
@@ -82,11 +53,13 @@ class MessagesEndpoints:
         head = AnswerHead(message_id, int(time.time()), model)
         if asked.stream:
             writer = MessageStream(head, generation, in_context)
-            return MessageEventStream(generation, writer, self._context.open_requests, log, body.headers)
+            return EventStreamResponse(generation, writer, exchange)
         collector = MessageCollector(head, generation, in_context)
-        return MessageAnswer(generation, collector, self._context.open_requests, log, body.headers)
+        return CollectedResponse(generation, collector, exchange)
 
-    async def _count_tokens(self, request: Request) -> Response:
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a conversation without answering it."""
+        shape_errors(request.scope, message_error_response)
         body = await self._count_bodies.parse(request)
         self._context.resolve_model(body.request.model)
         generation = await self._start(chat_request(body.request), "count")
@@ -98,16 +71,3 @@ class MessagesEndpoints:
         except RequestError as error:
             raise own_names(error) from error
         return generation
-
-    async def _told(self, request: Request, handler: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
-        """Run a handler; its errors get this dialect's shape."""
-        try:
-            return await handler(request)
-        except ClientGoneError:
-            raise
-        except Exception as error:
-            if not isinstance(error, OctavoError) or error_status(error) == 500:
-                log_internal_error(error, f"{request.url.path} failed")
-            if isinstance(error, OctavoError):
-                log_refusal(request.scope, error, error_status(error))
-            return message_error_response(error)

@@ -7,17 +7,8 @@ from .protocol import CountTokensRequest, MessagesRequest
 
 # Caching needs no asking for; the others choose among machines and prices of the reference API.
 _WITHOUT_EFFECT = frozenset(
-    {
-        "metadata",
-        "service_tier",
-        "cache_control",
-        "inference_geo",
-        "speed",
-        "user_profile_id",
-        "workspace_id",
-        "billing_policy",
-        "fallback_credit_token",
-    }
+    "metadata service_tier cache_control inference_geo speed user_profile_id workspace_id billing_policy "
+    "fallback_credit_token".split()
 )
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "container": (),

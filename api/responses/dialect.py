@@ -140,11 +140,8 @@ class ResponseCollector:
 
     def add(self, events: list[Event]) -> None:
         """See ``Collector``."""
-        for event in events:
-            if isinstance(event, PromptStarted):
-                continue
-            for block in self._blocks.read(event):
-                self._take(block)
+        for block in self._blocks.read(events):
+            self._take(block)
 
     def answer(self) -> ResponseObject:
         """See ``Collector``."""
@@ -166,6 +163,9 @@ class ResponseCollector:
 class ResponseStream:
     """``StreamWriter`` of responses."""
 
+    # This API has no event for it; every client of server-sent events skips comments.
+    idle = b": still here\n\n"
+
     def __init__(self, builder: ResponseBuilder, keep: Keep) -> None:
         self._builder = builder
         self._blocks = BlockReader()
@@ -174,13 +174,9 @@ class ResponseStream:
 
     def write(self, events: list[Event]) -> bytes:
         """See ``StreamWriter``."""
-        chunks = []
-        for event in events:
-            if isinstance(event, PromptStarted):
-                chunks += self._begin()
-                continue
-            for block in self._blocks.read(event):
-                chunks += self._tell(block)
+        chunks = self._begin() if any(isinstance(event, PromptStarted) for event in events) else []
+        for block in self._blocks.read(events):
+            chunks += self._tell(block)
         return b"".join(chunks)
 
     def end(self) -> bytes:

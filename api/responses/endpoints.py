@@ -8,13 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.errors import ContextLengthError, RequestError, UnsupportedFieldError
-from ..body import BodyParser
 from ..chat import ChatOptions
 from ..context import ServerContext
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
+from ..openapi import GENERATION_ERRORS, Route
 from ..protocol import ChatMessage
-from ..request_log import RequestLog
 from ..service_endpoints import json_response
 from ..streaming import CollectedResponse, EventStreamResponse
 from .dialect import ResponseBuilder, ResponseCollector, ResponseStream
@@ -27,28 +26,6 @@ from .store import ResponseStore, StoredResponse
 logger = logging.getLogger(__name__)
 
 
-class ResponseEventStream(EventStreamResponse):
-    """A streamed response: an error becomes its last events."""
-
-    # This API has no event for it; every client of server-sent events skips comments.
-    idle_chunk = b": still here\n\n"
-
-    def __init__(
-        self,
-        generation: Generation,
-        writer: ResponseStream,
-        context: ServerContext,
-        log: RequestLog,
-        headers: dict[str, str],
-    ) -> None:
-        super().__init__(generation, writer, context.open_requests, log, headers)
-        self._stream = writer
-
-    def error_chunk(self, error: Exception) -> bytes:
-        """See ``EventStreamResponse``."""
-        return self._stream.fail(error)
-
-
 class ResponsesEndpoints:
     """The endpoints of the Responses API."""
 
@@ -56,15 +33,22 @@ class ResponsesEndpoints:
         args = context.args
         self._context = context
         self._generation = generation
-        self._bodies = BodyParser(ResponsesRequest, RESPONSES_FIELDS, args.max_body_bytes, args.strict_fields)
+        self._bodies = context.bodies(RESPONSES_FIELDS)
         self.store = ResponseStore(args.responses_store_size, args.responses_store_bytes, args.api_server_count == 1)
+        path, errors = "/v1/responses", (400, 404)
+        one = f"{path}/{{response_id}}"
+        self.routes = [
+            Route("POST", path, self.create, ResponseObject, RESPONSES_FIELDS, GENERATION_ERRORS, streams=True),
+            Route("GET", one, self.retrieve, ResponseObject, errors=errors),
+            Route("DELETE", one, self.delete, DeletedResponse, errors=(404,)),
+            Route("POST", f"{one}/cancel", self.cancel, ResponseObject, errors=errors),
+            Route("GET", f"{one}/input_items", self.input_items, ItemList, errors=errors),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation given as items."""
-        log = self._generation.request_log(request)
-        self._context.require_ready()
-        body = await self._bodies.parse(request)
-        asked = body.request
+        exchange = await self._context.accept(request, self._bodies)
+        asked = exchange.asked
         check_request(asked)
         model = self._context.resolve_model(asked.model)
         new = given_items(asked.input)
@@ -83,9 +67,9 @@ class ResponsesEndpoints:
 
         if asked.stream:
             writer = ResponseStream(builder, keep)
-            return ResponseEventStream(generation, writer, self._context, log, body.headers)
+            return EventStreamResponse(generation, writer, exchange)
         collector = ResponseCollector(builder, keep)
-        return CollectedResponse(generation, collector, self._context.open_requests, log, body.headers)
+        return CollectedResponse(generation, collector, exchange)
 
     async def retrieve(self, request: Request) -> Response:
         """A kept response."""
@@ -128,9 +112,7 @@ class ResponsesEndpoints:
             raise RequestError(f"limit must be between 1 and 100, not {limit[:32]!r}", "limit")
         page = items[: int(limit)]
         ids = [item["id"] for item in page] or [None]
-        return json_response(
-            ItemList(data=page, first_id=ids[0], last_id=ids[-1], has_more=len(page) < len(items)),
-        )
+        return json_response(ItemList(data=page, first_id=ids[0], last_id=ids[-1], has_more=len(page) < len(items)))
 
     async def _fitting_generation(
         self, asked: ResponsesRequest, messages: list[ChatMessage], response_id: str

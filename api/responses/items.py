@@ -11,14 +11,14 @@ import msgspec
 
 from ...core.errors import RequestError
 from ..chat import ROLES
+from ..dialect import encode_json
 from ..protocol import ChatMessage, FunctionCall, ToolCall
 from .protocol import InputItem, InputPart, OutputItem
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
 
-_decode_items = msgspec.json.Decoder(list[InputItem]).decode
-_encode_json = msgspec.json.Encoder().encode
+decode_items = msgspec.json.Decoder(list[InputItem]).decode
 
 
 def given_items(given: str | list[InputItem]) -> list[InputItem]:
@@ -32,7 +32,7 @@ def given_items(given: str | list[InputItem]) -> list[InputItem]:
 
 def output_as_input(output: list[OutputItem]) -> list[InputItem]:
     """What an answer said, as items of the conversation that goes on from it."""
-    return _decode_items(_encode_json(output))
+    return decode_items(encode_json(output))
 
 
 def item_dicts(items: list[InputItem], id_stem: str) -> list[dict[str, Any]]:
@@ -69,20 +69,19 @@ class _Gathering:
 
     def add(self, item: InputItem, param: str) -> None:
         kind = item.type or "message"
-        if kind == "message":
-            self._add_message(item, param)
-        elif kind == "reasoning":
-            self._add_reasoning(item, param)
-        elif kind == "function_call":
-            self._add_call(item, param)
-        elif kind == "function_call_output":
-            self._add_output(item, param)
-        else:
+        kinds = {
+            "message": self._add_message,
+            "reasoning": self._add_reasoning,
+            "function_call": self._add_call,
+            "function_call_output": self._add_output,
+        }
+        if kind not in kinds:
             raise RequestError(
                 f"{param} has type {kind[:64]!r}; this server takes items of the types message, function_call, "
                 "function_call_output and reasoning",
                 f"{param}.type",
             )
+        kinds[kind](item, param)
 
     def finish(self) -> list[ChatMessage]:
         self._end_turn()

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol import TokenId
+from ..protocol import CommonFields
 
 
 class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -89,10 +89,9 @@ class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
     """Accepted for the reference API's clients; no padding is ever sent."""
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(CommonFields, kw_only=True):
     """``POST /v1/responses``."""
 
-    model: str | None = None
     input: str | list[InputItem]
     instructions: str | None = None
     """A system message for this request only: ``previous_response_id`` does not carry it on."""
@@ -102,8 +101,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
@@ -118,19 +115,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
 
 
 class TextLogprob(msgspec.Struct):

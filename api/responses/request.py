@@ -6,7 +6,7 @@ import msgspec
 
 from ...core.errors import RequestError, UnsupportedFieldError
 from ..protocol import ChatCompletionRequest, ChatMessage
-from ..sampling import rename_param
+from ..sampling import check_stream_options, rename_param
 from ..structured import JsonSchemaFormat, ResponseFormat
 from ..tools.tool_use import AllowedTools, FunctionDefinition, FunctionName, NamedTool, Tool, ToolChoice
 from .protocol import FunctionTool, GivenToolChoice, ReasoningOptions, ResponsesRequest, TextFormat
@@ -23,25 +23,6 @@ _RENAMED = {
     "reasoning_effort": "reasoning.effort",
 }
 
-_SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "chat_template_kwargs",
-    "priority",
-    "cache_salt",
-)
-
 
 def check_request(asked: ResponsesRequest) -> None:
     """What a chat request does not check. Raises ``RequestError``."""
@@ -50,8 +31,7 @@ def check_request(asked: ResponsesRequest) -> None:
             raise RequestError(f"include holds {name[:64]!r}; offered: {', '.join(_INCLUDES)}", "include")
     if asked.truncation not in (None, "disabled", "auto"):
         raise RequestError(f"truncation must be 'auto' or 'disabled', not {asked.truncation[:64]!r}", "truncation")
-    if asked.stream_options is not None and not asked.stream:
-        raise RequestError("stream_options is only allowed with stream set to true", "stream_options")
+    check_stream_options(asked.stream, asked.stream_options)
     if asked.text is not None and asked.text.verbosity not in (None, "medium"):
         raise UnsupportedFieldError("text.verbosity is not supported by this server: leave it out", "text.verbosity")
     _check_metadata(asked.metadata or {})
@@ -75,7 +55,6 @@ def top_logprobs(asked: ResponsesRequest) -> int | None:
 def chat_request(asked: ResponsesRequest, messages: list[ChatMessage]) -> ChatCompletionRequest:
     """The same question in the chat dialect. Raises ``RequestError``."""
     alternatives = top_logprobs(asked)
-    same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
     return ChatCompletionRequest(
         messages=messages,
         max_completion_tokens=asked.max_output_tokens,
@@ -86,7 +65,8 @@ def chat_request(asked: ResponsesRequest, messages: list[ChatMessage]) -> ChatCo
         tool_choice=_tool_choice(asked.tool_choice),
         parallel_tool_calls=asked.parallel_tool_calls,
         reasoning_effort=None if asked.reasoning is None else asked.reasoning.effort,
-        **same,
+        chat_template_kwargs=asked.chat_template_kwargs,
+        **asked.common(),
     )
 
 

@@ -3,14 +3,10 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-import msgspec
-
 from ...core.errors import RequestError, UnsupportedFieldError
-from .items import output_as_input
+from ..dialect import encode_json
+from .items import decode_items, output_as_input
 from .protocol import InputItem, ResponseObject
-
-_encode = msgspec.json.Encoder().encode
-_decode_items = msgspec.json.Decoder(list[InputItem]).decode
 
 
 class UnknownResponseError(RequestError):
@@ -36,7 +32,7 @@ class StoredResponse:
     @classmethod
     def of(cls, answer: ResponseObject, context: list[InputItem], own_items: int) -> "StoredResponse":
         """From an answer and the items that it answers."""
-        return cls(_encode(answer), _encode(context), own_items, _encode(output_as_input(answer.output)))
+        return cls(encode_json(answer), encode_json(context), own_items, encode_json(output_as_input(answer.output)))
 
     @property
     def size(self) -> int:
@@ -46,13 +42,13 @@ class StoredResponse:
     @property
     def input_items(self) -> list[InputItem]:
         """Its own input."""
-        context = _decode_items(self.context)
+        context = decode_items(self.context)
         return context[len(context) - self.own_items :]
 
     @property
     def conversation(self) -> list[InputItem]:
         """Everything up to its end: what a response goes on from."""
-        return [*_decode_items(self.context), *_decode_items(self.output)]
+        return [*decode_items(self.context), *decode_items(self.output)]
 
 
 class ResponseStore:

@@ -28,10 +28,8 @@ class ForcedCallParser(JsonCallParser):
 
     def run(self) -> Steps[None]:
         """See ``TextMachine``."""
-        space: list[str] = []
-        while (character := (yield from self._peek())).isspace():
-            space.append(character)
-            self._at += 1
+        space = yield from self._space_here()
+        character = yield from self._peek()
         if character in ("{", "["):
             called = yield from self._attempt(self._forced(character))
             if called or self._ended:
@@ -39,7 +37,7 @@ class ForcedCallParser(JsonCallParser):
                 while (yield from self._peek()):
                     self._at = len(self._text)
                 return
-        self._text = "".join(space) + self._text[self._at :]
+        self._text = space + self._text[self._at :]
         self._at = 0
         while True:
             self._out += self._other.feed(self._text[self._at :])

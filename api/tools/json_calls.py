@@ -41,23 +41,9 @@ class JsonCallParser(ToolParser):
             self._start(name)
             self._argue("{}" if early is None else _as_arguments(early))
 
-    def _call_list(self) -> Steps[None]:
-        """Calls in a JSON array."""
-        yield from self._expect("[")
-        yield from self._skip_space()
-        yield from self._call_object()
-        while (yield from self._skip_space()) == ",":
-            self._at += 1
-            yield from self._skip_space()
-            if not (yield from self._attempt(self._call_object())):
-                break
-        self._started = True  # the first one was a call
-        if (yield from self._peek()) == "]":
-            self._at += 1
-
     def _call_or_list(self) -> Steps[None]:
         if (yield from self._skip_space()) == "[":
-            yield from self._call_list()
+            yield from self._call_list(self._call_object)
         else:
             yield from self._call_object()
 
@@ -200,17 +186,10 @@ class Llama3JsonParser(JsonCallParser):
 
     def run(self) -> Steps[None]:
         """See ``TextMachine``."""
-        space = yield from self._leading_space()
+        space = yield from self._space_here()
         if (yield from self._peek()) != "{" or not (yield from self._attempt(self._calls())):
             self._content(space)
         yield from self._calls_behind(self.markers, self._calls)
-
-    def _leading_space(self) -> Steps[str]:
-        space = []
-        while (character := (yield from self._peek())).isspace():
-            space.append(character)
-            self._at += 1
-        return "".join(space)
 
     def _calls(self) -> Steps[None]:
         yield from self._skip(*self.markers)

@@ -26,12 +26,9 @@ class PythonicParser(ToolParser):
 
     def run(self) -> Steps[None]:
         """See ``TextMachine``."""
-        space = []
-        while (character := (yield from self._peek())).isspace():
-            space.append(character)
-            self._at += 1
-        if character != "[" or not (yield from self._attempt(self._list())):
-            self._content("".join(space))
+        space = yield from self._space_here()
+        if (yield from self._peek()) != "[" or not (yield from self._attempt(self._list())):
+            self._content(space)
         yield from self._calls_behind((_OPENING,), self._marked_list, (_CLOSING,))
 
     def _marked_list(self) -> Steps[None]:
@@ -40,17 +37,7 @@ class PythonicParser(ToolParser):
         yield from self._list()
 
     def _list(self) -> Steps[None]:
-        yield from self._expect("[")
-        yield from self._skip_space()
-        yield from self._call()
-        while (yield from self._skip_space()) == ",":
-            self._at += 1
-            yield from self._skip_space()
-            if not (yield from self._attempt(self._call())):
-                break
-        self._started = True  # the first one was a call
-        if (yield from self._peek()) == "]":
-            self._at += 1
+        if (yield from self._call_list(self._call)):
             yield from self._skip_space()
             yield from self._skip(_CLOSING)
 
@@ -58,8 +45,7 @@ class PythonicParser(ToolParser):
         name = yield from self._word(_NAME_CHARACTER, MAX_NAME)
         yield from self._expect("(")
         self._start(name)
-        properties = self._tools.get(name, {}).get("properties")
-        positions = iter(properties if isinstance(properties, dict) else ())
+        positions = iter(self._properties(name))
         opening = "{"
         while (yield from self._skip_space()) not in _ENDS:
             argument = yield from self._value()

@@ -32,7 +32,7 @@ class Qwen3CoderParser(ToolParser):
             raise NotACall
         name = (yield from self._until(">", MAX_NAME)).strip()
         self._start(name)
-        properties = _properties(self._tools.get(name, {}))
+        properties = self._properties(name)
         opening = "{"
         while (yield from self._at_parameter()):
             key = (yield from self._until(">", MAX_NAME)).strip()
@@ -70,11 +70,6 @@ class Qwen3CoderParser(ToolParser):
                 return True
             if self._ended and self._at >= len(self._text):
                 return False
-
-
-def _properties(schema: dict[str, Any]) -> dict[str, Any]:
-    properties = schema.get("properties")
-    return properties if isinstance(properties, dict) else {}
 
 
 def _is_text(schema: Any) -> bool:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from typing import TypeVar
 
-from ..answer_parts import ContentText, Part
+from ..answer_parts import ContentText, Part, ReasoningText
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -35,6 +35,8 @@ class TextMachine(ABC):
         """Where an attempt began that may have to be taken back."""
         self._space = ""
         """Whitespace at the end of the content so far: shown only if more content follows."""
+        self._shown_as: type[ContentText | ReasoningText] = ContentText
+        """What text outside of markup is."""
         self._out: list[Part] = []
         self._steps = self.run()
 
@@ -73,13 +75,18 @@ class TextMachine(ABC):
             yield
         return self._text[self._at]
 
+    def _space_here(self) -> Steps[str]:
+        """Go past whitespace; that whitespace."""
+        space = []
+        while (character := (yield from self._peek())).isspace():
+            space.append(character)
+            self._at += 1
+        return "".join(space)
+
     def _skip_space(self) -> Steps[str]:
         """Go past whitespace; the next character."""
-        while True:
-            character = yield from self._peek()
-            if not character.isspace():
-                return character
-            self._at += 1
+        yield from self._space_here()
+        return (yield from self._peek())
 
     def _expect(self, character: str) -> Steps[None]:
         found = yield from self._peek()
@@ -165,7 +172,7 @@ class TextMachine(ABC):
         shown = text.rstrip()
         self._space = text[len(shown) :]
         if shown:
-            self._out.append(ContentText(shown))
+            self._out.append(self._shown_as(shown))
 
     def _content_until(self, markers: Sequence[str]) -> Steps[str | None]:
         """Show text up to the first of ``markers``, without going past it; None at the end of the text."""

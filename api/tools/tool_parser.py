@@ -46,6 +46,11 @@ class ToolParser(TextMachine):
         """The id of a call."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
+    def _properties(self, name: str) -> dict[str, Any]:
+        """The schema of each argument of a tool; empty for an unknown one."""
+        properties = self._tools.get(name, {}).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
     def _attempt(self, call: Steps[None]) -> Steps[bool]:
         """Run ``call``. False: it was no call, and nothing was consumed."""
         self._mark = self._at
@@ -94,6 +99,19 @@ class ToolParser(TextMachine):
             if marker in openings or not self._num_calls:
                 self._content(marker)
         self._finish_content()
+
+    def _call_list(self, call: Callable[[], Steps[None]]) -> Steps[bool]:
+        """Calls between brackets, with commas between them. False: the closing bracket is not there."""
+        yield from self._expect("[")
+        yield from self._skip_space()
+        yield from call()
+        while (yield from self._skip_space()) == ",":
+            self._at += 1
+            yield from self._skip_space()
+            if not (yield from self._attempt(call())):
+                break
+        self._started = True  # the first one was a call
+        return (yield from self._skip("]")) is not None
 
     def _finish_content(self) -> None:
         """The text is over: whitespace that only followed calls is no content."""

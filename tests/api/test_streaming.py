@@ -145,6 +145,17 @@ def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_itself(caplog: pytest.Lo
     assert "secret detail" in caplog.text
 
 
+def test_a_fault_of_ours_before_anything_runs_has_the_shape_of_its_dialect(caplog: pytest.LogCaptureFixture) -> None:
+    app = StubApp()
+    app.engine.inputs = None  # type: ignore[assignment]
+    body = {"messages": HI, "max_tokens": 2}
+    assert check_error(run(app.post(CHAT, body)), 500)["type"] == "server_error"
+    response = run(app.post("/v1/messages", body))
+    error = {"type": "api_error", "message": "internal error; the server's log has the details"}
+    assert response.status_code == 500 and response.json() == {"type": "error", "error": error}
+    assert caplog.text.count("AttributeError") == 2 and "Traceback" not in caplog.text
+
+
 def test_nothing_is_started_while_the_server_is_not_ready() -> None:
     app = StubApp()
     for status, code in (("loading", "loading"), ("dead", "engine_dead")):

@@ -8,21 +8,21 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from stub_app import StubApp
 
-from octavo.api.stat_relay import StatRelay
 from octavo.core.engine_args import EngineArgs
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.stat_logger import StatLogger
 
 
 @asynccontextmanager
 async def real_app(folder: Path, **settings: Any) -> AsyncIterator[StubApp]:
     """``settings`` are those of ``EngineArgs``. The scheduler's integrity is checked after every step."""
-    relay = StatRelay()
+    loggers: list[StatLogger] = []
     args = EngineArgs(model=str(folder), dtype="float32", check_integrity=True, **settings)
-    engine = AsyncLLM.from_engine_args(args, [relay], multiprocess=False)
+    engine = AsyncLLM.from_engine_args(args, loggers, multiprocess=False)
     try:
         await engine.wait_ready()
         app = StubApp(engine)  # type: ignore[arg-type]
-        relay.target = app.metrics
+        loggers.append(app.metrics)
         yield app
     finally:
         await engine.shutdown()

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from octavo.api.engine_interface import TokensPrompt
+from octavo.api.prompts import TokensPrompt
 from octavo.core.config import CacheConfig, DeviceConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from octavo.core.engine_output import EngineReady
 from octavo.core.errors import EngineDeadError, EngineError

@@ -50,7 +50,7 @@ def main() -> int:
     options = parser.parse_args()
     configure_logging("api")
 
-    def start(_relay: object) -> ScriptedEngine:
+    def start(_loggers: object) -> ScriptedEngine:
         engine = ScriptedEngine(status="loading", context=20_000, step_seconds=options.step_seconds)
         engine.load_seconds = options.load_seconds
         engine.die_after = options.die_after

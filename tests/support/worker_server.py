@@ -10,11 +10,11 @@ from simulation import make_config
 
 from octavo.api.server import serve_engine
 from octavo.api.server_args import ServerArgs
-from octavo.api.stat_relay import StatRelay
 from octavo.core.config import CacheConfig, ParallelConfig
 from octavo.core.errors import OctavoError
 from octavo.core.logging import configure_logging
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.stat_logger import StatLogger
 from octavo.engine.transport import make_transport
 
 
@@ -29,8 +29,8 @@ def main() -> int:
         parallel=ParallelConfig(worker=f"faulty_workers:{worker}", executor=executor),
     )
 
-    def start(relay: StatRelay) -> AsyncLLM:
-        return AsyncLLM(config, make_transport(config, True, int(count)), [relay])
+    def start(loggers: list[StatLogger]) -> AsyncLLM:
+        return AsyncLLM(config, make_transport(config, True, int(count)), loggers)
 
     try:
         args = ServerArgs(port=0, shutdown_timeout=float(shutdown_timeout), api_server_count=int(count))
