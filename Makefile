@@ -13,7 +13,7 @@ ARGS   ?=
 # GNU OpenMP's threads spin while they wait, which starves the other processes of a test run on few cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help install install-dev serve test test-clients test-gpu check format wheel clean
+.PHONY: help install install-dev serve test test-clients test-gpu test-gpu-sanitizer check format wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +54,14 @@ $(LAYER)/.installed: $(VENV)/.installed-dev
 
 test-gpu: install-dev  ## only the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)
+
+# Only the project's kernels are instrumented. KERNEL_REPEATS: launches of the check for results that change.
+KERNELS = $(shell grep -ho 'def _[a-z_]*_kernel' kernels/triton/*.py | cut -c5-)
+
+test-gpu-sanitizer: install-dev  ## the kernels' checks under compute-sanitizer, for memory and races (ARGS="-k decode")
+	for tool in memcheck racecheck; do \
+	  KERNEL_REPEATS=3 compute-sanitizer --tool $$tool --error-exitcode 9 $(KERNELS:%=--kernel-name kns=%) \
+	    $(BIN)/python -P $(BIN)/pytest -q tests/gpu/test_triton_kernels.py $(ARGS) || exit; done
 
 check: install-dev  ## formatter, linter, type checker, house rules
 	$(BIN)/ruff format --check .

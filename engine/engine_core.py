@@ -34,6 +34,8 @@ class EngineCore:
         self.executor = executor
         self.timeline = timeline
         timeline.merge(executor.call("load")[0])
+        executor.await_kernels()
+        timeline.mark("kernels")
         num_blocks = config.cache.num_blocks or min(executor.call("num_blocks"))
         self.config = _fit(config, num_blocks)
         self.memory = executor.call("allocate", num_blocks)[0]

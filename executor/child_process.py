@@ -149,7 +149,7 @@ def run_child() -> None:
     _, _, entry, options = sys.argv[1:]
     wanted = json.loads(options)
     if wanted["parent"] is not None:
-        _die_with_parent(wanted["parent"])
+        die_with_parent(wanted["parent"])
     stream = os.fdopen(0, "rb", buffering=0, closefd=False)
     payload = _read_message(stream.fileno())
     if payload is None:
@@ -160,7 +160,8 @@ def run_child() -> None:
     getattr(import_module(module), function)(payload, wanted["fds"])
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when the thread of ``parent`` that started it ends."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from ..core.config import EngineConfig
 from ..core.step import ModelRunnerOutput, SchedulerOutput
+from .kernel_compilers import KernelCompilers
 
 
 class StepFuture(Protocol):
@@ -21,6 +22,11 @@ class Executor(ABC):
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
+        self._compilers = KernelCompilers(config)  # at once: there is enough else to do meanwhile
+
+    def await_kernels(self) -> None:
+        """Returns once what is compiled ahead is there. To be called before the workers run anything."""
+        self._compilers.wait()
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> list[Any]:

@@ -5,10 +5,12 @@ import functools
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """True if ``TRITON_INTERPRET=1`` was set before the first import: kernels then run in Python, on CPU tensors."""
 
+_HOPPER = 90
 _INTERPRETED_PROCESSORS = 3
 """Few, so that tests on tiny shapes see a program work through several items."""
 
@@ -19,6 +21,22 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED_PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def early_start(device: torch.device) -> dict[str, bool]:
+    """Arguments for the launch of a kernel with the constant ``EARLY``: it may start before the one before it is done.
+
+    That is programmatic dependent launch, from Hopper on; CUDA graphs keep it. Every program of such a kernel calls
+    ``gdc_wait`` before it reads what any other kernel may have written and before it writes anything; before that it
+    reads constants only. So each kernel is done only after all before it are, whatever comes next.
+    """
+    if device.type == "cpu":
+        return {"EARLY": False}
+    target = driver.active.get_current_target()
+    if target.backend != "cuda" or int(target.arch) < _HOPPER:
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True}
 
 
 @triton.jit

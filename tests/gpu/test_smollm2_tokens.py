@@ -30,6 +30,15 @@ SETUPS: dict[str, dict[str, Any]] = {
     "one at a time": {"max_num_seqs": 1},
     "preempted": {"num_gpu_blocks_override": 90, "max_num_seqs": 24, "block_size": 16},
     "in a process": {"multiprocess": True},
+    "no graphs, plain loop": {"enforce_eager": True, "overlap_scheduling": False},
+    "torch attention, plain loop": {"attention_backend": "torch", "overlap_scheduling": False},
+    "preempted, in chunks, no graphs": {
+        "num_gpu_blocks_override": 90,
+        "max_num_seqs": 24,
+        "block_size": 16,
+        "max_num_batched_tokens": 64,
+        "enforce_eager": True,
+    },
 }
 
 
@@ -70,7 +79,7 @@ def answers(folder: Path, prompts: list[list[int]], **settings: Any) -> list[lis
         return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("setup", SETUPS, ids=[name.replace(" ", "-") for name in SETUPS])
+@pytest.mark.parametrize("setup", SETUPS, ids=[name.replace(" ", "-").replace(",", "") for name in SETUPS])
 def test_float32_gives_the_tokens_of_the_cpu(
     folder: Path, truth: GreedyTruth, prompts: list[list[int]], setup: str
 ) -> None:

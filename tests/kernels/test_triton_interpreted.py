@@ -127,14 +127,13 @@ def test_decode_inputs_describe_the_next_token_of_each_slot() -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("tiling", [None, VectorTiling(2, 32, 2, 4)], ids=["default", "several steps"])
-def test_matrix_vector_products_equal_the_reference(rows: int, tiling: VectorTiling | None, dtype: torch.dtype) -> None:
-    cases.check_matrix_vector(rows, 13, 80, dtype, CPU, tiling)
+@pytest.mark.parametrize("tiling", [None, VectorTiling(2, 32, 4, 1)], ids=["default", "several rounds"])
+def test_matrix_vector_products_equal_the_reference(tiling: VectorTiling | None, dtype: torch.dtype) -> None:
+    cases.check_matrix_vector(13, 80, dtype, CPU, tiling)
 
 
 def test_matrix_vector_refuses_many_rows() -> None:
-    with pytest.raises(ValueError, match="4 rows at most, not 5"):
+    with pytest.raises(ValueError, match="one row, not 5"):
         matrix_vector(torch.zeros(5, 16), torch.zeros(3, 16))
 
 

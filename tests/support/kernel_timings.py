@@ -220,24 +220,23 @@ def sampling_timings() -> Iterator[Maker]:
     yield partial(sampling_timing, 256, torch.float32, "plain")
 
 
-VECTOR_TILINGS = [
-    vector.VectorTiling(outputs, width, unroll, warps)
-    for outputs, width, unroll, warps in (
-        (1, 1024, 4, 2), (1, 2048, 2, 4), (2, 512, 4, 2), (2, 1024, 4, 4), (4, 512, 4, 4),
-        (4, 512, 2, 4), (4, 1024, 2, 4), (4, 1024, 4, 4), (4, 1024, 4, 8), (8, 512, 2, 4), (8, 1024, 2, 8),
-        (16, 256, 4, 8),
-    )
-]  # fmt: skip
+def vector_tilings(width: int) -> Iterator[vector.VectorTiling]:
+    """Elements for each thread, warps of a program, and warps of a multiprocessor."""
+    padded = 1 << (width - 1).bit_length()
+    for elements, warps, most in ((32, 4, 32), (64, 4, 16), (64, 8, 16), (64, 2, 16), (128, 4, 16), (64, 16, 16)):
+        if padded <= 2048 * warps:
+            rows = max(1, elements * 32 * warps // padded)
+            yield vector.VectorTiling(rows, min(256 * warps, padded), warps, most // warps)
 
 
-def vector_timing(rows: int, outputs: int, width: int, gated: bool, normed: bool = False) -> Timing:
+def vector_timing(outputs: int, width: int, gated: bool, normed: bool = False) -> Timing:
     moved = 2.0 * outputs * width
     copies = copies_of(moved)
     weights = [random(outputs, width) for _ in range(copies)]
-    x = random(rows, width)
-    out = random(rows, outputs // 2 if gated else outputs)
-    fused = vector.InputNorm(random(width), 1e-5, random(rows, width), random(rows, width)) if normed else None
-    carried = random(rows, width)
+    x = random(1, width)
+    out = random(1, outputs // 2 if gated else outputs)
+    fused = vector.InputNorm(random(width), 1e-5, random(1, width), random(1, width)) if normed else None
+    carried = random(1, width)
 
     def run(tiling: vector.VectorTiling | None, copy: int) -> None:
         if gated:
@@ -251,24 +250,23 @@ def vector_timing(rows: int, outputs: int, width: int, gated: bool, normed: bool
         return activation.silu_and_mul(product, out) if gated else product
 
     variants: dict[str, Call] = {"cuBLAS": library, "default": partial(run, None)}
-    for tiling in VECTOR_TILINGS:
-        if tiling.inputs <= width and rows * tiling.outputs * tiling.inputs <= tiling.warps * 32 * 128:
-            variants[f"n{tiling.outputs}k{tiling.inputs}u{tiling.unroll}w{tiling.warps}"] = partial(run, tiling)
+    for tiling in vector_tilings(width):
+        name = f"r{tiling.rows}k{tiling.width}w{tiling.warps}p{tiling.programs}"
+        variants[name] = partial(run, tiling)
     kind = ("norm+" if normed else "") + ("gated" if gated else "linear")
-    return Timing(f"{kind} {rows} x {outputs} x {width}", variants, copies, moved)
+    return Timing(f"{kind} {outputs} x {width}", variants, copies, moved)
 
 
 def vector_timings() -> Iterator[Maker]:
     shapes = [(4096, 1024), (1024, 2048), (1024, 3072), (151936, 1024)]  # Qwen3-0.6B: qkv, o, down, head
     shapes += [(6144, 4096), (4096, 4096), (4096, 14336), (128256, 4096)]  # Llama-3.1-8B
-    for rows in (1, 4):
-        for outputs, width in shapes:
-            yield partial(vector_timing, rows, outputs, width, False)
-        for normed in (False, True):
-            yield partial(vector_timing, rows, 6144, 1024, True, normed)
-            yield partial(vector_timing, rows, 28672, 4096, True, normed)
-        yield partial(vector_timing, rows, 4096, 1024, False, True)
-        yield partial(vector_timing, rows, 6144, 4096, False, True)
+    for outputs, width in shapes:
+        yield partial(vector_timing, outputs, width, False)
+    for normed in (False, True):
+        yield partial(vector_timing, 6144, 1024, True, normed)
+        yield partial(vector_timing, 28672, 4096, True, normed)
+    yield partial(vector_timing, 4096, 1024, False, True)
+    yield partial(vector_timing, 6144, 4096, False, True)
 
 
 TIMINGS: dict[str, Callable[[], Iterator[Maker]]] = {

@@ -28,7 +28,7 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ def recorded() -> Iterator[list[CompiledKernel]]:
     results: list[CompiledKernel] = []
 
     def run(kernel: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        results.append(compile_launch(kernel, positional, named))
+        early = {"EARLY": True, "launch_pdl": True} if "EARLY" in named else {}  # as on the target
+        results.append(compile_launch(kernel, positional, named | early))
 
     original = JITFunction.run
     JITFunction.run = run

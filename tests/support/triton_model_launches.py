@@ -68,14 +68,13 @@ def launch_layers(heads: int, kv_heads: int, dim: int, hidden: int, inner: int, 
     norm.add_rms_norm(x, x, scale, 1e-5)
     activation.silu_and_mul(torch.zeros(8, 2 * inner, dtype=dtype))
     qkv_size = (heads + 2 * kv_heads) * dim
-    for rows in (1, 4):
-        for outputs, width in ((qkv_size, hidden), (hidden, heads * dim), (hidden, inner)):
-            vector.matrix_vector(torch.zeros(rows, width, dtype=dtype), torch.empty(outputs, width, dtype=dtype))
-        few, gate_up = torch.zeros(rows, hidden, dtype=dtype), torch.empty(2 * inner, hidden, dtype=dtype)
-        vector.gated_matrix_vector(few, gate_up)
-        vector.gated_matrix_vector(few, gate_up, vector.InputNorm(scale, 1e-5, few, few.clone()))
-        qkv_weight = torch.empty(qkv_size, hidden, dtype=dtype)
-        vector.matrix_vector(few, qkv_weight, None, vector.InputNorm(scale, 1e-5, few, few.clone()))
+    for outputs, width in ((qkv_size, hidden), (hidden, heads * dim), (hidden, inner)):
+        vector.matrix_vector(torch.zeros(1, width, dtype=dtype), torch.empty(outputs, width, dtype=dtype))
+    row, gate_up = torch.zeros(1, hidden, dtype=dtype), torch.empty(2 * inner, hidden, dtype=dtype)
+    vector.gated_matrix_vector(row, gate_up)
+    vector.gated_matrix_vector(row, gate_up, vector.InputNorm(scale, 1e-5, row, row.clone()))
+    qkv_weight = torch.empty(qkv_size, hidden, dtype=dtype)
+    vector.matrix_vector(row, qkv_weight, None, vector.InputNorm(scale, 1e-5, row, row.clone()))
 
 
 def launch_step(dtype: torch.dtype) -> None:

@@ -9,6 +9,7 @@ import importlib.util
 
 import torch
 
+from ..batch_layout import BatchLayout
 from .fused_backend import CacheShape, FusedPlan, WrittenLayer
 from .triton_backend import TritonAttentionBackend
 
@@ -35,14 +36,22 @@ class FlashAttentionBackend(TritonAttentionBackend):
         # lengths come from the start positions.
         self._least_query_len = _ROWS_OF_A_TILE // (shape.num_heads // shape.num_kv_heads) + 1
 
+    def plan(self, layout: BatchLayout) -> FusedPlan:
+        plan = super().plan(layout)
+        first = plan.num_decodes
+        if plan.num_rows > first:
+            starts = plan.query_start_loc[first:]
+            plan.chunk_starts = starts - first if first else starts  # once for all layers: a launch each
+        return plan
+
     def _attend_chunks(self, layer: WrittenLayer, plan: FusedPlan) -> None:
         first = plan.num_decodes
-        starts = plan.query_start_loc[first:]
-        layer.out[first:] = self._forward(
+        self._forward(
             layer.query[first:],
             layer.keys,
             layer.values,
-            cu_seqlens_q=starts - first if first else starts,
+            out=layer.out[first:],
+            cu_seqlens_q=plan.chunk_starts,
             seqused_k=plan.seq_lens[first:],
             page_table=plan.block_table[first:],
             max_seqlen_q=max(plan.max_query_len, self._least_query_len),
@@ -50,4 +59,4 @@ class FlashAttentionBackend(TritonAttentionBackend):
             softmax_scale=self._scale,
             is_causal=True,
             window_size_left=-1 if layer.window is None else layer.window - 1,
-        )[0]
+        )

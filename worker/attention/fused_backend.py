@@ -40,6 +40,8 @@ class FusedPlan(AttentionPlan):
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    chunk_starts: torch.Tensor | None = None
+    """Where chunks begin and the last one ends, counted from the first one's beginning; for those that ask for it."""
 
 
 @dataclass(slots=True)

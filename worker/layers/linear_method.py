@@ -168,7 +168,7 @@ def choose_linear_method(config: EngineConfig, device: torch.device) -> LinearMe
     dense: LinearMethod = PlainLinearMethod()
     if on_cpu and config.model.dtype == "bfloat16" and packing_supported():
         dense = PackedLinearMethod()
-    if device.type == "cuda" and config.model.dtype != "float32":
+    if not on_cpu and config.model.dtype != "float32":
         from .one_row_linear import OneRowLinearMethod  # needs Triton
 
         dense = OneRowLinearMethod()
