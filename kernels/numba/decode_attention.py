@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from . import LANES
-from .elements import Pointer, exponential, floats, int32s, integer, real, rounded_like, shifted, widen
+from .elements import Pointer, exponential, floats, int32s, integer, larger, real, rounded_like, shifted, widen
 from .lanes import add_product, load_lanes, store_lanes, sum_lanes, zero_lanes
 from .team import inlined, kernel, team_size, thread_number
 
@@ -33,7 +33,7 @@ def _softmax(scores: Pointer, base: int, count: int) -> None:
     """Scores to weights, in place."""
     largest = np.float32(-np.inf)
     for i in range(count):
-        largest = max(largest, scores[base + i])
+        largest = larger(largest, scores[base + i])
     total = np.float32(0)
     for i in range(count):
         weight = exponential(scores[base + i] - largest)

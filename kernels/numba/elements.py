@@ -69,6 +69,19 @@ def rounded_like(typing_context: Any, pointer: Any, value: Any) -> Any:
     return pointer.dtype(pointer, types.float32), generate
 
 
+@instruction
+def larger(typing_context: Any, left: Any, right: Any) -> Any:
+    """The larger of two float32; NaN if one is. Python's max keeps the compiler from using vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.FloatType()
+        kind = ir.FunctionType(number, [number, number])
+        declared = builder.module.declare_intrinsic("llvm.maximum", [number], kind)
+        return builder.call(declared, arguments)
+
+    return types.float32(types.float32, types.float32), generate
+
+
 @inlined
 def exponential(x: Any) -> Any:
     """e to the power of a float32 x of at most zero, to two units in the last place; zero below -87.

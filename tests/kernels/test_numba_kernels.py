@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.kernels import gated_activation, paged_attention, rms_norm, rotary
+from octavo.kernels import gated_activation, paged_attention, prompt_attention, rms_norm, rotary
 from octavo.kernels.numba import team
+from octavo.kernels.numba.causal_softmax import causal_softmax
 from octavo.kernels.numba.decode_attention import Scratch, decode_attention
 from octavo.kernels.numba.gated_activation import silu_and_mul
 from octavo.kernels.numba.rms_norm import add_rms_norm
@@ -79,6 +80,20 @@ def test_rotation_and_cache_write(rotary_dim: int, normalize: bool, dtype: torch
     others = torch.ones(len(keys), dtype=torch.bool)
     others[slots] = False
     assert keys[others].eq(0).all() and values[others].eq(0).all(), "a slot of somebody else was written"
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 40), (7, 7), (7, 40)])
+def test_softmax_of_what_queries_see(queries: int, keys: int, window: int | None, dtype: torch.dtype) -> None:
+    scores = (torch.randn(3, 2, queries, keys) * 5).to(dtype)
+    expected = prompt_attention.causal_softmax(scores.float(), window)
+    last = torch.arange(keys - queries, keys).unsqueeze(1)
+    unseen = (torch.arange(keys) > last) | (torch.arange(keys) <= last - (window or keys))
+    scores.masked_fill_(unseen, torch.nan)  # they are not even looked at
+    weights = causal_softmax(scores, window)
+    torch.testing.assert_close(weights.float(), expected, rtol=RELATIVE[dtype], atol=1e-6)
 
 
 @settings(max_examples=60)

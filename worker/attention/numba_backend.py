@@ -2,6 +2,7 @@
 
 import torch
 
+from ...kernels.numba.causal_softmax import causal_softmax
 from ...kernels.numba.decode_attention import Scratch, decode_attention
 from ...kernels.numba.rope_and_cache import rope_and_cache
 from ...kernels.numba.team import compile_kernels
@@ -39,6 +40,7 @@ class NumbaAttentionBackend(TorchAttentionBackend):
     ) -> None:
         super().__init__(num_kv_heads, head_dim, block_size, windows, dtype, device)
         self._scores = Scratch()
+        self._softmax = causal_softmax
         compile_kernels(dtype)
 
     def plan(self, layout: BatchLayout) -> NumbaAttentionPlan:

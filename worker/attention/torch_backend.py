@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ...kernels.kv_blocks import gather_blocks, write_kv
-from ...kernels.prompt_attention import prompt_attention
+from ...kernels.prompt_attention import causal_softmax, prompt_attention
 from ...kernels.rotary import apply_rotary
 from ..batch_layout import BatchLayout
 from ..layers.norm import HeadNorm
@@ -91,6 +91,7 @@ class TorchAttentionBackend(AttentionBackend):
         self._device = device
         self._scale = head_dim**-0.5
         self._row_elements = block_size * num_kv_heads * head_dim
+        self._softmax = causal_softmax
         self._layers: list[LayerCache] = []
         # Where blocks are gathered to: one pair for all layers and steps, since allocating it anew each time would
         # make the kernel fault in its pages again.
@@ -161,13 +162,15 @@ class TorchAttentionBackend(AttentionBackend):
         for prompts in plan.prompts:
             parts = [prompts.gather(tensor) for tensor in (query, key, value)]
             result = torch.empty_like(parts[0])
-            prompt_attention(parts[0], parts[1], parts[2], self._scale, result, window)
+            prompt_attention(parts[0], parts[1], parts[2], self._scale, result, window, self._softmax)
             prompts.scatter(result, out)
         for row in plan.rows:
             gather_blocks(cache.key_blocks, row.blocks, row.key_out)
             gather_blocks(cache.value_blocks, row.blocks, row.value_out)
             here = slice(row.start, row.stop)
-            prompt_attention(query[None, here], row.keys, row.values, self._scale, out[None, here], window)
+            prompt_attention(
+                query[None, here], row.keys, row.values, self._scale, out[None, here], window, self._softmax
+            )
 
     def _plan_rows(self, layout: BatchLayout, rows: range) -> tuple[list[PaddedGroup], list[GatheredRow]]:
         """The prompts among ``rows`` that begin in this step, in groups, and the others."""
