@@ -98,6 +98,10 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     """Devices that share the layers of the model."""
 
+    engine_hang_timeout: float = 600.0
+    """Seconds that a step may take. An engine that stands still for longer writes its stacks to the log and ends, and
+    the server with it. 0 lets it hang."""
+
     seed: int = 0
     """Seed of dummy weights and of the seeds given to requests that bring none."""
 
@@ -160,6 +164,7 @@ class EngineArgs:
             max_model_len_given=self.max_model_len is not None,
             max_logprobs=self.max_logprobs,
             log_requests=not self.disable_log_requests,
+            hang_timeout=self.engine_hang_timeout,
         )
 
     def _cache(self, device: str) -> CacheConfig:
@@ -206,6 +211,8 @@ class EngineArgs:
             raise ConfigurationError(
                 f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
             )
+        if not 0.0 <= self.engine_hang_timeout < float("inf"):
+            raise ConfigurationError(f"--engine-hang-timeout must be 0 or more, not {self.engine_hang_timeout}")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             raise ConfigurationError("--num-gpu-blocks-override must be at least 2 (one block is never handed out)")
         if self.tensor_parallel_size > 1:

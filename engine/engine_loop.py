@@ -27,6 +27,8 @@ class EngineLoop:
         self._emit = emit
         self._inputs: queue.SimpleQueue[Request | AbortRequests | UtilityCall | GrammarReady | EngineError | None]
         self._inputs = queue.SimpleQueue()
+        self._turns = 0
+        self._waits = False
         core.on_grammar = self._inputs.put
         core.executor.watch(self._fail)
 
@@ -49,12 +51,17 @@ class EngineLoop:
     def _fail(self, cause: str) -> None:
         self._inputs.put(EngineDeadError(cause))
 
+    def turns(self) -> int | None:
+        """How many steps there were; None while there is nothing to do. Any thread may ask."""
+        return None if self._waits else self._turns
+
     def run(self) -> None:
         """Until ``stop``. An exception of the model or of our own code ends the loop: the state may be half changed."""
         while self._take_inputs():
             for client, message in enumerate(self.core.step()):
                 if message.has_news:
                     self._emit(client, message)
+            self._turns += 1
 
     def _take_inputs(self) -> bool:
         """Apply what came in. Waits, without using any CPU, while there is nothing to do. False: stop."""
@@ -69,7 +76,9 @@ class EngineLoop:
                 if changed and self._inputs.empty():
                     self._report_idle()
                     changed = False
+                self._waits = True
                 item = self._inputs.get()
+                self._waits = False
             if item is None:
                 return False
             if isinstance(item, EngineError):

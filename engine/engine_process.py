@@ -23,6 +23,7 @@ from ..core.errors import ConfigurationError, OctavoError
 from ..core.logging import configure_logging
 from ..core.startup import StartupTimeline
 from ..executor.child_process import on_parent_death
+from .hang_watch import HangWatch
 from .process_transport import EngineSpec
 
 if TYPE_CHECKING:
@@ -56,11 +57,18 @@ class EngineCoreProc:
             configuration = isinstance(error, ConfigurationError)
             logger.debug("the engine failed", exc_info=True)
             text = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
-            # To the owner, who also hears how this process ends, and tells the others.
-            self._outputs.put((0, EngineFailed(" ".join(text.split()), configuration)))
+            self._tell_end(" ".join(text.split()), configuration)
+        return 1
+
+    def _tell_end(self, cause: str, configuration: bool = False) -> None:
+        """Tell the owner, who also hears how this process ends, and tells the others. Returns when that is sent."""
+        self._outputs.put((0, EngineFailed(cause, configuration)))
         self._outputs.put(None)
         self._sender.join(timeout=5.0)
-        return 1
+
+    def _give_up(self, cause: str) -> None:
+        self._tell_end(cause)
+        os._exit(1)
 
     def _serve(self) -> None:
         # Imported here, after hello: what follows takes seconds, and the sockets need not wait for it.
@@ -75,6 +83,7 @@ class EngineCoreProc:
         gc.freeze()  # what the start has made stays: looking through all of it again would hold up a step for long
         self._tell_all(core.ready)
         threading.Thread(target=self._take_inputs, args=(loop,), name="octavo-input", daemon=True).start()
+        HangWatch(self.spec.config.hang_timeout, loop.turns, self._give_up).start()
         loop.run()
 
     def _emit(self, client: int, message: EngineCoreOutputs) -> None:

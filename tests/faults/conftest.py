@@ -31,9 +31,15 @@ def serve(tokenizer_folder: Path, nothing_is_left: None) -> Iterator[Callable[..
     servers: list[ServerProcess] = []
 
     def start(
-        worker: str = "CountingWorker", executor: str = "uni", shutdown_timeout: float = 0.5, api_servers: int = 1
+        worker: str = "CountingWorker",
+        executor: str = "uni",
+        shutdown_timeout: float = 0.5,
+        api_servers: int = 1,
+        hang_timeout: float = 600.0,
     ) -> ServerProcess:
-        servers.append(ServerProcess.of_worker(tokenizer_folder, worker, executor, shutdown_timeout, api_servers))
+        servers.append(
+            ServerProcess.of_worker(tokenizer_folder, worker, executor, shutdown_timeout, api_servers, hang_timeout)
+        )
         return servers[-1]
 
     yield start

@@ -1,5 +1,6 @@
 """Workers without a model: they draw tokens by counting, and misbehave where a test wants it."""
 
+import ctypes
 import time
 
 import numpy as np
@@ -82,4 +83,13 @@ class HangingWorker(CountingWorker):
     def draw(self, output: SchedulerOutput) -> ModelRunnerOutput:
         if self.num_steps == 5:
             time.sleep(120)
+        return super().draw(output)
+
+
+class FrozenWorker(CountingWorker):
+    """Never returns from its fifth step, and lets no other thread of its process run."""
+
+    def draw(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        if self.num_steps == 5:
+            ctypes.PyDLL(None).sleep(120)
         return super().draw(output)

@@ -54,9 +54,10 @@ class ServerProcess:
         executor: str = "uni",
         shutdown_timeout: float = 0.5,
         api_servers: int = 1,
+        hang_timeout: float = 600.0,
     ) -> "ServerProcess":
         """The whole server around a worker of the tests."""
-        settings = (worker, executor, str(tokenizer), str(shutdown_timeout), str(api_servers))
+        settings = (worker, executor, str(tokenizer), str(shutdown_timeout), str(api_servers), str(hang_timeout))
         return cls([str(SUPPORT / "worker_server.py"), *settings])
 
     def _read(self) -> None:
