@@ -34,7 +34,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install --constraint constraints.txt --editable '.[test,dev]'
 	@touch $@
 
-serve: install  ## serve the default model on 127.0.0.1:8000 (ARGS="MODEL --flag ..." for more)
+serve: install  ## serve the default model on 127.0.0.1:8000 (PORT=8001 ARGS="MODEL --flag ..." for more)
 	$(BIN)/octavo serve $(ARGS) --host $(HOST) --port $(PORT)
 
 test: install-dev  ## the whole test suite (ARGS="tests/core -k name" for a part)

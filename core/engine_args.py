@@ -52,8 +52,8 @@ class EngineArgs:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. auto takes a CUDA GPU if there is one."""
 
-    attention_backend: str = "auto"
-    """Attention implementation: numba or torch on a CPU, flash, triton or torch on a GPU. auto takes the fastest that
+    attention_backend: Literal["auto", "numba", "torch", "triton", "flash"] = "auto"
+    """How attention is computed: numba or torch on a CPU, flash, triton or torch on a GPU. auto takes the fastest that
     works on the device."""
 
     num_threads: int | None = None
