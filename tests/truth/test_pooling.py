@@ -149,14 +149,19 @@ PAIRS = [
 ]
 
 
-def reference_scores(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
+def reference_scores(
+    folder: Path,
+    pairs: list[tuple[str, str]],
+    kind: Any = transformers.BertForSequenceClassification,
+    types: bool = True,
+) -> list[float]:
     """Transformers' logits of each pair alone."""
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    model = transformers.BertForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    model = kind.from_pretrained(folder, dtype=torch.float32)
     scores = []
     for pair in pairs:
-        encoded = tokenizer(*pair, return_tensors="pt", return_token_type_ids=True)
-        assert encoded["token_type_ids"].max() == 1
+        encoded = tokenizer(*pair, return_tensors="pt", return_token_type_ids=types)
+        assert not types or encoded["token_type_ids"].max() == 1
         with torch.inference_mode():
             scores.append(float(model(**encoded).logits[0, 0]))
     return scores
@@ -244,6 +249,31 @@ def test_the_flag_goes_before_the_folder_and_a_text_has_its_own_length_limit(mas
             llm.embed(TEXTS[1])
     with LLM(str(masked), max_model_len=64, **IN_THREAD) as llm:
         assert len(llm.embed(TEXTS[1], use_tqdm=False)[0].prompt_token_ids) > 20
+
+
+@pytest.mark.parametrize("name", ["RobertaModel", "XLMRobertaForMaskedLM"])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_roberta_counts_positions_from_its_padding_token(tmp_path: Path, name: str, padding: int) -> None:
+    kind = getattr(transformers, name)
+    folder = make_encoder(tmp_path / "model", kind, pad_token_id=padding, type_vocab_size=1, layer_norm_eps=1e-5)
+    expected = [unit(states.mean(0)) for states in reference_encodings(folder)]
+    for got, vector in zip(encoder_vectors(folder), expected, strict=True):
+        assert np.abs(got - vector).max() < 1e-4
+    with LLM(str(folder), **IN_THREAD) as llm:
+        longest = 64 - padding - 1
+        llm.embed({"prompt_token_ids": [5] * longest}, use_tqdm=False)
+        with pytest.raises(ContextLengthError, match=str(longest)):
+            llm.embed({"prompt_token_ids": [5] * (longest + 1)})
+
+
+@pytest.mark.parametrize("name", ["RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"])
+def test_a_roberta_cross_encoder_scores_pairs_as_transformers_does(tmp_path: Path, name: str) -> None:
+    kind = getattr(transformers, name)
+    folder = make_encoder(tmp_path / "model", kind, num_labels=1, type_vocab_size=1)
+    expected = [1 / (1 + np.exp(-logit)) for logit in reference_scores(folder, PAIRS, kind, types=False)]
+    with LLM(str(folder), **IN_THREAD) as llm:
+        firsts, seconds = ([pair[at] for pair in PAIRS] for at in (0, 1))
+        assert llm.score(firsts, seconds, use_tqdm=False) == pytest.approx(expected, abs=1e-4)
 
 
 def test_norms_under_their_old_names_are_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from ...core.errors import CheckpointError, UnsupportedModelError
 from ...core.model_config import ModelConfig
+from ...core.pooling_config import first_position
 from ..attention.encoder_attention import encoder_attention
 from ..attention.padded_groups import PaddedGroup
 from ..layers.dtypes import torch_dtype
@@ -94,6 +95,8 @@ class BertModel:
 
     unused = ("embeddings.position_ids", "pooler.", "cls.")
     """Beginnings of the names of tensors that checkpoints have and that make no vector."""
+    prefix = "bert."
+    """Before the names of all tensors where a checkpoint has a head as well."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         """Allocate the (unfilled) weights. Raises ``UnsupportedModelError`` for a feature without code."""
@@ -106,7 +109,9 @@ class BertModel:
         self.weight_bytes = 0
         """Bytes of all weights and tables, once loaded."""
         dtype = torch_dtype(config.dtype)
-        sizes = (config.vocab_size, config.max_position, int(config.hf.get("type_vocab_size", 2)))
+        self._first_position = first_position(config.architecture, config.hf)
+        positions = self._first_position + config.max_position
+        sizes = (config.vocab_size, positions, int(config.hf.get("type_vocab_size", 2)))
         self.words, self.positions, self.types = (
             VocabEmbedding(size, config.hidden_size, dtype, device) for size in sizes
         )
@@ -117,7 +122,7 @@ class BertModel:
         self, input_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor, groups: list[PaddedGroup]
     ) -> torch.Tensor:
         """Hidden states [T, hidden] of whole sequences; ids, positions and token types are int64 [T]."""
-        x = self.norm(self.words(input_ids) + self.positions(positions) + self.types(types))
+        x = self.norm(self.words(input_ids) + self.positions(positions + self._first_position) + self.types(types))
         for layer in self.layers:
             x = layer(x, groups)
         return x
@@ -137,7 +142,7 @@ class BertModel:
 
     def own_name(self, name: str) -> str:
         """A checkpoint tensor's name as ``slots`` has it: without the prefix of models with a head."""
-        name = name.removeprefix("bert.")
+        name = name.removeprefix(self.prefix)
         stem, dot, last = name.rpartition(".")
         return stem + _OLD_NAMES.get(dot + last, dot + last)
 
@@ -151,18 +156,22 @@ class BertCrossEncoder(BertModel):
     """One number for a pair of texts: a classifier with one label on the first token's state."""
 
     unused = ("embeddings.position_ids", "cls.")
+    head_layers = ("pooler.dense", "classifier")
+    """Names of the layers before and after the tanh."""
+    least_types = 2
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         super().__init__(config, device)
         labels = config.hf.get("num_labels", len(config.hf.get("id2label", (0, 1))))
         if labels != 1:
             raise UnsupportedModelError(f"cross-encoders with one label are supported, and this one has {labels}")
-        if self.types.vocab_size < 2:
+        if self.types.vocab_size < self.least_types:
             raise UnsupportedModelError("a cross-encoder without a second token type is not supported")
         dtype = torch_dtype(config.dtype)
         self._activate = _score_activation(config.hf)
-        self.dense = _Dense(InputCutLinear("pooler.dense", config.hidden_size, config.hidden_size, True, dtype, device))
-        self.classifier = _Dense(InputCutLinear("classifier", config.hidden_size, 1, True, dtype, device))
+        hidden, (before, after) = config.hidden_size, self.head_layers
+        self.dense = _Dense(InputCutLinear(before, hidden, hidden, True, dtype, device))
+        self.classifier = _Dense(InputCutLinear(after, hidden, 1, True, dtype, device))
 
     def head(self, pooled: torch.Tensor) -> torch.Tensor:
         """Scores float32 [R, 1] of the first tokens' states."""

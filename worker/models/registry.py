@@ -10,6 +10,7 @@ from .causal_lm import CausalLM
 from .llama import LlamaForCausalLM
 from .qwen2 import Qwen2ForCausalLM
 from .qwen3 import Qwen3ForCausalLM
+from .roberta import RobertaCrossEncoder, RobertaModel
 
 MODELS: dict[str, type[CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
@@ -21,6 +22,12 @@ ENCODERS: dict[str, type[BertModel]] = {
     "BertModel": BertModel,
     "BertForMaskedLM": BertModel,
     "BertForSequenceClassification": BertCrossEncoder,
+    "RobertaModel": RobertaModel,
+    "RobertaForMaskedLM": RobertaModel,
+    "RobertaForSequenceClassification": RobertaCrossEncoder,
+    "XLMRobertaModel": RobertaModel,
+    "XLMRobertaForMaskedLM": RobertaModel,
+    "XLMRobertaForSequenceClassification": RobertaCrossEncoder,
 }
 
 
