@@ -22,10 +22,13 @@ def obstacle(dtype: torch.dtype) -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed"
     if openmp_library() is None:
-        return "this build of torch does not bring GNU OpenMP"
+        return "this build of torch does not use GNU OpenMP"
     return None
 
 
 def openmp_library() -> Path | None:
-    """GNU OpenMP as torch loaded it: another copy would have threads of its own, which wait for the same cores."""
-    return next((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"), None)
+    """GNU OpenMP as torch has loaded it: another copy would have threads of its own, which wait for the same cores."""
+    maps = Path("/proc/self/maps")
+    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "/libgomp" in line} if maps.exists() else ()
+    # Other packages may bring a copy, too; torch's is in one of its own folders, or there is only the system's.
+    return min((Path(path) for path in loaded), key=lambda path: "torch" not in str(path), default=None)

@@ -21,7 +21,9 @@ from . import openmp_library
 FAST_MATH = {"reassoc", "contract", "nsz"}
 """Sums and products may be reordered, which vector units need; infinities and NaN keep their meaning."""
 
-inlined: Callable[[Callable[..., Any]], Any] = njit(inline="always", fastmath=FAST_MATH, error_model="numpy")
+_OPTIONS: dict[str, Any] = {"fastmath": FAST_MATH, "error_model": "numpy"}
+
+inlined: Callable[[Callable[..., Any]], Any] = njit(inline="always", **_OPTIONS)
 """Decorates a function that kernels call."""
 instruction: Callable[[Callable[..., Any]], Any] = intrinsic
 """Decorates a function that writes down what a call in a kernel compiles to; its first parameter is the compiler's."""
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 def _openmp() -> ctypes.CDLL:
     path = openmp_library()
     if path is None:
-        raise RuntimeError("this build of torch does not bring GNU OpenMP: its CPU kernels must do")
+        raise RuntimeError("this build of torch does not use GNU OpenMP: its own operators must do")
     library = ctypes.CDLL(str(path))
     library.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
     library.GOMP_parallel.restype = None
@@ -107,7 +109,11 @@ class Kernel:
             return self._compiled[dtype]
         _openmp()  # names the compiled code asks for
         signature = types.void(Words(_ELEMENTS[dtype]))
-        compiled: Any = cfunc(signature, cache=True, fastmath=FAST_MATH, error_model="numpy")(self._function)
+        try:
+            compiled: Any = cfunc(signature, cache=True, **_OPTIONS)(self._function)
+        except RuntimeError as error:  # no folder to keep it in
+            logger.warning("a compiled CPU kernel cannot be kept, so each start compiles it anew: %s", error)
+            compiled = cfunc(signature, **_OPTIONS)(self._function)
         alone = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(compiled.address)
         self._kept.append(compiled)
         self._compiled[dtype] = compiled.address, alone

@@ -1,19 +1,20 @@
 """Compiled CPU kernels equal the torch references, whether one thread runs them or the team."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import cfunc
 
 from octavo.kernels import gated_activation, paged_attention, prompt_attention, rms_norm, rotary
-from octavo.kernels.numba import team
+from octavo.kernels.numba import openmp_library, team
 from octavo.kernels.numba.causal_softmax import causal_softmax
 from octavo.kernels.numba.decode_attention import Scratch, decode_attention
 from octavo.kernels.numba.gated_activation import silu_and_mul
-from octavo.kernels.numba.rms_norm import add_rms_norm
+from octavo.kernels.numba.rms_norm import _add_rms_norm, add_rms_norm
 from octavo.kernels.numba.rope_and_cache import rope_and_cache
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -94,6 +95,27 @@ def test_softmax_of_what_queries_see(queries: int, keys: int, window: int | None
     scores.masked_fill_(unseen, torch.nan)  # they are not even looked at
     weights = causal_softmax(scores, window)
     torch.testing.assert_close(weights.float(), expected, rtol=RELATIVE[dtype], atol=1e-6)
+
+
+def test_without_a_folder_for_compiled_code_kernels_run_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_function(*signature: object, cache: bool = False, **options: object) -> Callable[..., object]:
+        if cache:
+            raise RuntimeError("no locator available")
+        return cfunc(*signature, **options)
+
+    monkeypatch.setattr(team, "cfunc", compile_function)
+    again = team.Kernel(_add_rms_norm._function, "qqqqqqd")
+    x, residual, weight, out = torch.ones(4, 1, 16)
+    again(x.dtype, 16, *(tensor.data_ptr() for tensor in (x, residual, weight, out)), 1, 16, 0.0)
+    assert torch.equal(out, torch.ones(1, 16)) and torch.equal(residual, torch.full((1, 16), 2.0))
+    assert "no locator available" in caplog.text
+
+
+def test_the_threads_are_those_of_torch() -> None:
+    path = openmp_library()
+    assert path is not None and "torch" in str(path)
 
 
 @settings(max_examples=60)
