@@ -36,6 +36,7 @@ def _causal_softmax(words: Pointer) -> None:
 
 def causal_softmax(scores: torch.Tensor, window: int | None = None) -> torch.Tensor:
     """``kernels.prompt_attention.causal_softmax`` for contiguous scores [..., N, K]."""
+    assert scores.is_contiguous()
     queries, keys = scores.shape[-2:]
     memory = torch.empty(torch.get_num_threads(), keys)
     _causal_softmax(

@@ -150,6 +150,7 @@ def decode_attention(
     keys of each row, of which ``longest`` is the most. Keys and values are read from the caches [num_blocks,
     block_size, KH, D] by ``block_table`` int32 [R, any]; ``window`` is how many of the last keys a query sees.
     """
+    assert heads.is_contiguous() and out.is_contiguous() and seq_lens.is_contiguous()
     _, block_size, kv_heads, head_dim = key_cache.shape
     rows = seq_lens.shape[0]
     seen = longest if window is None else min(longest, window)

@@ -24,6 +24,7 @@ def _silu_and_mul(words: Pointer) -> None:
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``kernels.gated_activation.silu_and_mul`` for a contiguous ``gate_up`` [T, 2 * N]. Returns [T, N]."""
+    assert gate_up.is_contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype)
     _silu_and_mul(gate_up.dtype, 4 * rows * width, gate_up.data_ptr(), out.data_ptr(), rows, width)

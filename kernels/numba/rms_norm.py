@@ -29,6 +29,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``kernels.rms_norm.add_rms_norm`` for contiguous x and residual [T, N]; the sum is written over ``residual``."""
+    assert x.is_contiguous() and residual.is_contiguous()
     rows, width = x.shape
     out = torch.empty_like(x)
     _add_rms_norm(

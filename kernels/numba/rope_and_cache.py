@@ -70,6 +70,7 @@ def rope_and_cache(
     a head; element i is paired with i + R / 2. ``slot_mapping`` int64 [T] counts slots through the pool.
     ``norm_weight`` [H + KH, D], if given, normalizes query heads, then key heads, by RMS with ``eps``.
     """
+    assert heads.is_contiguous() and positions.is_contiguous() and slot_mapping.is_contiguous()
     tokens, total, head_dim = heads.shape
     weight = heads if norm_weight is None else norm_weight
     _rope_and_cache(

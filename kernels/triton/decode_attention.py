@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .device import dot, num_processors
+from .device import dot, num_processors, power_of_2
 
 MAX_CHUNKS = 32
 """Parts that one row's keys are cut into at most."""
@@ -129,8 +129,8 @@ def decode_attention(
         query, key_cache, value_cache, block_table, seq_lens, out, scratch.outputs, scratch.maxima, scratch.sums,
         scratch.arrived, scratch.queue, query.stride(0), out.stride(0), key_cache.stride(0), block_table.stride(0),
         batch, window or 0, tiling.min_tiles, scale * _LOG2_E,
-        KV_HEADS=num_kv_heads, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD_DIM=head_dim,
-        DIM_PAD=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tile,
+        KV_HEADS=num_kv_heads, GROUP=group, ROWS=max(16, power_of_2(group)), HEAD_DIM=head_dim,
+        DIM_PAD=max(16, power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tile,
         MOST_CHUNKS=MAX_CHUNKS, BATCH_PAD=next(size for size in _BATCH_CLASSES if size >= batch),
         STEP=_MERGED_AT_ONCE, num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=_registers(tiling),
     )  # fmt: skip

@@ -15,6 +15,19 @@ _INTERPRETED_PROCESSORS = 3
 """Few, so that tests on tiny shapes see a program work through several items."""
 
 
+# Plain functions of the host: Triton's own, made for kernels as well, cost a launcher microseconds a call.
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``a / b`` rounded up."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The next power of two from ``n`` on."""
+    return 1 << (n - 1).bit_length()
+
+
 @functools.cache
 def num_processors(device: torch.device) -> int:
     """Streaming multiprocessors of a CUDA device."""

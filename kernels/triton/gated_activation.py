@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .device import ceil_div, power_of_2
+
 _BLOCK = 1024
 
 
@@ -18,8 +20,8 @@ def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torc
         out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows == 0:
         return out
-    block = min(_BLOCK, triton.next_power_of_2(width))
-    _silu_and_mul_kernel[(rows, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block, num_warps=4)
+    block = min(_BLOCK, power_of_2(width))
+    _silu_and_mul_kernel[(rows, ceil_div(width, block))](gate_up, out, width, BLOCK=block, num_warps=4)
     return out
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .device import early_start, num_processors
+from .device import ceil_div, early_start, num_processors, power_of_2
 from .gated_activation import silu
 
 
@@ -45,7 +45,7 @@ class InputNorm:
 
 def choose_tiling(inputs: int) -> VectorTiling:
     """The tiling for a weight of ``inputs`` columns, measured on an H200 (tests/gpu/kernel_bench.py)."""
-    width = triton.next_power_of_2(inputs)
+    width = power_of_2(inputs)
     warps, elements = (max(8, width // 2048), 64) if inputs >= 4096 else (4, 32)
     # Of wide rows, so few and large programs that they just fill a multiprocessor. If one more fitted, those of the
     # next kernel, which start early, would gather where there is room first, and all would wait for them in the end.
@@ -108,12 +108,12 @@ def _launch(
     outputs = out.shape[1]
     tiling = tiling or choose_tiling(inputs)
     block = max(1, tiling.rows // 2) if gated else tiling.rows
-    programs = min(triton.cdiv(outputs, block), num_processors(x.device) * tiling.programs)
+    programs = min(ceil_div(outputs, block), num_processors(x.device) * tiling.programs)
     _matrix_vector_kernel[(programs,)](
         x, weight, weight if bias is None else bias, weight if norm is None else norm.weight,
         x if residual is None else residual, x if total is None else total, out, 0.0 if norm is None else norm.eps,
         OUTPUTS=outputs, INPUTS=inputs, BLOCK_N=block, WIDTH=tiling.width,
-        PARTS=triton.next_power_of_2(triton.cdiv(inputs, tiling.width)), BIAS=bias is not None, NORM=norm is not None,
+        PARTS=power_of_2(ceil_div(inputs, tiling.width)), BIAS=bias is not None, NORM=norm is not None,
         RESIDUAL=residual is not None, GATED=gated, num_warps=tiling.warps, **early_start(x.device),
     )  # fmt: skip
 

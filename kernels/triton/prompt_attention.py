@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .device import dot
+from .device import dot, power_of_2
 
 _LOG2_E = 1.4426950408889634
 _ROWS_CLASSES = (32, 256, 1024)
@@ -68,7 +68,7 @@ def prompt_attention(
     if tiling is None:
         tiling = choose_tiling(head_dim, query.element_size())
     group = num_heads // num_kv_heads
-    group_pad = triton.next_power_of_2(group)
+    group_pad = power_of_2(group)
     packed = max(tiling.packed, group_pad, 16)
     tokens = packed // group_pad
     # Each row has at most one tile that is not full.
@@ -77,7 +77,7 @@ def prompt_attention(
         query, key_cache, value_cache, query_start_loc, seq_lens, block_table, out, query.stride(0), out.stride(0),
         key_cache.stride(0), block_table.stride(0), rows, window or 0, scale * _LOG2_E,
         KV_HEADS=num_kv_heads, GROUP=group, GROUP_PAD=group_pad, TOKENS=tokens, HEAD_DIM=head_dim,
-        DIM_PAD=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tile,
+        DIM_PAD=max(16, power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tile,
         ROWS_PAD=next(size for size in _ROWS_CLASSES if size >= rows), num_warps=tiling.warps,
         num_stages=tiling.stages,
     )  # fmt: skip

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .device import power_of_2
+
 _WARPS_WIDTH = 512
 """Elements of a row for each warp."""
 
@@ -38,7 +40,7 @@ def _launch(
     rows, width = x.shape
     if rows == 0:
         return
-    padded = triton.next_power_of_2(width)
+    padded = power_of_2(width)
     _rms_norm_kernel[(rows,)](
         x, residual_rows, weight, out, x.stride(0), residual_rows.stride(0), out.stride(0), eps,
         WIDTH=width, WIDTH_PAD=padded, RESIDUAL=residual, num_warps=min(16, max(1, padded // _WARPS_WIDTH)),

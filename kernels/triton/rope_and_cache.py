@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .device import ceil_div, power_of_2
+
 _FEW_TOKENS = 64
 """Up to so many tokens a launch has too few heads to fill the device, and one head per program is quickest."""
 
@@ -40,10 +42,10 @@ def rope_and_cache(
         heads_per_program = 1 if num_tokens <= _FEW_TOKENS else 4
     if num_tokens == 0:
         return query_out
-    _rope_and_cache_kernel[num_tokens, triton.cdiv(total, heads_per_program)](
+    _rope_and_cache_kernel[num_tokens, ceil_div(total, heads_per_program)](
         qkv, positions, rotary_table, slot_mapping, key_cache, value_cache, query_out,
         qkv if norm_weight is None else norm_weight, qkv.stride(0), query_out.stride(0), key_cache.stride(0), eps,
-        HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, DIM_PAD=triton.next_power_of_2(head_dim),
+        HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, DIM_PAD=power_of_2(head_dim),
         ROTARY_DIM=rotary_table.shape[1], BLOCK_SIZE=block_size, PER_PROGRAM=heads_per_program,
         NORMALIZE=norm_weight is not None, num_warps=1 if heads_per_program <= 4 else 4,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .device import ceil_div, power_of_2
 from .token_filter import find_thresholds
 from .token_weights import GREEDY_TEMPERATURE, load_scaled, row_maximum_and_sum, token_keys, token_weights
 
@@ -56,7 +57,7 @@ class BlockStatistics:
     @classmethod
     def allocate(cls, rows: int, vocab: int, device: torch.device) -> "BlockStatistics":
         """Uninitialized memory for ``rows`` rows."""
-        shape = (rows, triton.cdiv(vocab, BLOCK))
+        shape = (rows, ceil_div(vocab, BLOCK))
         return cls(
             torch.empty(shape, dtype=torch.int64, device=device),
             torch.empty(shape, dtype=torch.float32, device=device),
@@ -86,8 +87,8 @@ def sample(
         out = torch.empty(count, dtype=torch.int64, device=logits.device)
     if count == 0:
         return out
-    blocks = triton.cdiv(vocab, BLOCK)
-    shape = {"BLOCKS": blocks, "BLOCK": BLOCK, "BLOCKS_PAD": triton.next_power_of_2(blocks), "num_warps": 8}
+    blocks = ceil_div(vocab, BLOCK)
+    shape = {"BLOCKS": blocks, "BLOCK": BLOCK, "BLOCKS_PAD": power_of_2(blocks), "num_warps": 8}
     block = BlockStatistics.allocate(count, vocab, logits.device)
     _block_statistics_kernel[count, blocks](
         logits, rows.temperature, block.best, block.maxima, block.sums, logits.stride(0), vocab,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .device import ceil_div, power_of_2
 from .token_weights import GREEDY_TEMPERATURE, key_logits, load_scaled, row_maximum_and_sum, token_keys, token_weights
 
 _BINS = 256
@@ -36,12 +37,12 @@ def find_thresholds(
     ``block`` tokens, of which ``block_weights`` is overwritten. Rows without a filter, and greedy ones, keep all.
     """
     count, vocab = logits.shape
-    blocks = triton.cdiv(vocab, block)
+    blocks = ceil_div(vocab, block)
     device = logits.device
     histogram = torch.zeros((count, _BINS + 1), dtype=torch.int32, device=device)  # the last column counts candidates
     candidates = torch.empty((count, _CANDIDATES), dtype=torch.int64, device=device)
     thresholds = torch.empty(count, dtype=torch.int64, device=device)
-    shape = {"BLOCKS": blocks, "BLOCKS_PAD": triton.next_power_of_2(blocks), "BLOCK": block, "BINS": _BINS}
+    shape = {"BLOCKS": blocks, "BLOCKS_PAD": power_of_2(blocks), "BLOCK": block, "BINS": _BINS}
     rows = (logits, temperature, top_k, top_p, block_max, block_sum, histogram)
     sizes = (logits.stride(0), vocab)
     grid = (count, blocks)
