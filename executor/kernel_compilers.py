@@ -1,5 +1,6 @@
 """The process that compiles a worker's kernels while everything else of a start goes on."""
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -50,8 +51,9 @@ class KernelCompilers:
             logger.warning("compiling kernels ahead failed (%s): this start takes longer", code)
             return
         trace = trace_path(self._config)
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        trace.touch()
+        with contextlib.suppress(OSError):  # then the next start looks through the cache again
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            trace.touch()
 
 
 def trace_path(config: EngineConfig) -> Path:
