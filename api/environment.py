@@ -10,7 +10,7 @@ from .. import __version__
 from ..core.engine_args import cpu_has_bfloat16
 
 PACKAGES = (
-    "torch transformers tokenizers safetensors gguf triton fa3-fwd pyzmq msgspec fastapi uvicorn uvloop numpy"
+    "torch transformers tokenizers safetensors gguf triton fa3-fwd pyzmq msgspec fastapi uvicorn uvloop numpy numba"
 ).split()
 
 
