@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass
 
 import torch
+from paged_attention import paged_attention
 
 from octavo.kernels import gated_activation, rms_norm, sampling
-from octavo.kernels.paged_attention import paged_attention
 from octavo.kernels.rotary import apply_rotary
 from octavo.kernels.triton import decode_attention as decode
 from octavo.kernels.triton import decode_inputs as inputs

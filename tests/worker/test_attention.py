@@ -6,10 +6,10 @@ import torch
 from checkpoints import make_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paged_attention import paged_attention
 from paged_model import Sequence, build_layout, engine_config
 
 from octavo.core.errors import ConfigurationError
-from octavo.kernels.paged_attention import paged_attention
 from octavo.worker.attention.backend import AttentionPlan
 from octavo.worker.attention.padded_groups import group_rows
 from octavo.worker.attention.selection import select_backend

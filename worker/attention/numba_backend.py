@@ -29,19 +29,12 @@ class NumbaAttentionBackend(TorchAttentionBackend):
 
     name = "numba"
 
-    def __init__(
-        self,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        windows: tuple[int | None, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(num_kv_heads, head_dim, block_size, windows, dtype, device)
+    _softmax = staticmethod(causal_softmax)
+
+    def allocate(self, num_blocks: int) -> None:
+        compile_kernels(self._dtype)
+        super().allocate(num_blocks)
         self._scores = Scratch()
-        self._softmax = causal_softmax
-        compile_kernels(dtype)
 
     def plan(self, layout: BatchLayout) -> NumbaAttentionPlan:
         decodes = layout.num_decodes

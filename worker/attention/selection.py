@@ -31,25 +31,17 @@ def select_backend(
     name, reason = _choose(config, device)
     logger.info("attention backend: %s (%s)", name, reason)
     model = config.model
-    num_heads, num_kv_heads = shard.cut(model.num_heads)[1], shard.cut(model.num_kv_heads)[1]
-    dtype = torch_dtype(model.dtype)
-    if name in ("numba", "torch"):
-        backend = TorchAttentionBackend
-        if name == "numba":
-            from .numba_backend import NumbaAttentionBackend as backend
-        return backend(
-            num_kv_heads=num_kv_heads,
-            head_dim=model.head_dim,
-            block_size=config.cache.block_size,
-            windows=layer_windows(model),
-            dtype=dtype,
-            device=device,
-        )
+    heads = shard.cut(model.num_heads)[1], shard.cut(model.num_kv_heads)[1], model.head_dim
+    windows, block_size, dtype = layer_windows(model), config.cache.block_size, torch_dtype(model.dtype)
+    if name == "torch":
+        return TorchAttentionBackend(*heads[1:], block_size, windows, dtype, device)
+    if name == "numba":
+        from .numba_backend import NumbaAttentionBackend
+
+        return NumbaAttentionBackend(*heads[1:], block_size, windows, dtype, device)
     from .fused_backend import CacheShape
 
-    shape = CacheShape(
-        layer_windows(model), num_heads, num_kv_heads, model.head_dim, config.cache.block_size, dtype, device
-    )
+    shape = CacheShape(windows, *heads, block_size, dtype, device)
     if name == "triton":
         from .triton_backend import TritonAttentionBackend
 

@@ -72,6 +72,7 @@ class TorchAttentionBackend(AttentionBackend):
     """
 
     name = "torch"
+    _softmax = staticmethod(causal_softmax)
 
     def __init__(
         self,
@@ -91,7 +92,6 @@ class TorchAttentionBackend(AttentionBackend):
         self._device = device
         self._scale = head_dim**-0.5
         self._row_elements = block_size * num_kv_heads * head_dim
-        self._softmax = causal_softmax
         self._layers: list[LayerCache] = []
         # Where blocks are gathered to: one pair for all layers and steps, since allocating it anew each time would
         # make the kernel fault in its pages again.

@@ -1,6 +1,7 @@
 """Strategies for matrix products: chosen once, when the model is loaded, by device, dtype and quantization."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
@@ -8,8 +9,13 @@ from ...core.config import EngineConfig
 from ...core.errors import ConfigurationError
 from ...kernels.int8_linear import INPUT_MULTIPLE, dequantize_int8, int8_linear, quantize_int8
 from ...kernels.linear import linear, pack_weight, packed_linear, packing_supported
+from ...kernels.numba import LANES
+from ...kernels.numba import obstacle as numba_obstacle
 from .norm import RMSNorm
 from .operators import Activation
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Of x, a weight [N, K] and a bias: ``x @ weight.T + bias``."""
 
 
 class LinearOperator(ABC):
@@ -81,17 +87,23 @@ class PlainLinear(LinearOperator):
 
 
 class PackedLinear(LinearOperator):
-    """A bfloat16 weight in oneDNN's blocked order."""
+    """A bfloat16 weight in oneDNN's blocked order, and perhaps as it was loaded, for one row, whose product is all
+    reading."""
 
-    __slots__ = ("bias", "packed")
+    __slots__ = ("bias", "one_row", "packed", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, one_row: Product | None = None) -> None:
+        """``one_row`` multiplies one row by the weight as it was loaded, which is kept for it."""
         self.packed = pack_weight(weight)
         self.bias = bias
-        self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.one_row = one_row
+        self.weight = weight if one_row is not None else weight.new_empty(0)
+        self.num_bytes = weight.nbytes + self.weight.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return packed_linear(x, self.packed, self.bias)
+        if self.one_row is None or x.shape[0] > 1:
+            return packed_linear(x, self.packed, self.bias)
+        return self.one_row(x, self.weight, self.bias)
 
 
 class Int8Linear(LinearOperator):
@@ -138,8 +150,19 @@ class PackedLinearMethod(LinearMethod):
 
     name = "packed bfloat16 (oneDNN)"
 
+    SECOND_COPY_BYTES = 512 << 20
+    """Most weights that are kept twice, so that one row takes a twentieth less time: all of a small model's."""
+
+    def __init__(self, one_row: Product | None = None) -> None:
+        """``one_row``: see ``PackedLinear``."""
+        self._one_row = one_row
+        self._left = self.SECOND_COPY_BYTES
+
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearOperator:
-        return PackedLinear(weight, bias)
+        if weight.nbytes > self._left or weight.shape[0] % 4 or weight.shape[1] % LANES:
+            return PackedLinear(weight, bias)
+        self._left -= weight.nbytes
+        return PackedLinear(weight, bias, self._one_row)
 
 
 class Int8LinearMethod(LinearMethod):
@@ -167,7 +190,10 @@ def choose_linear_method(config: EngineConfig, device: torch.device) -> LinearMe
     on_cpu = device.type == "cpu"
     dense: LinearMethod = PlainLinearMethod()
     if on_cpu and config.model.dtype == "bfloat16" and packing_supported():
-        dense = PackedLinearMethod()
+        one_row = None
+        if config.model.quantization is None and numba_obstacle(torch.bfloat16) is None:
+            from ...kernels.numba.matrix_vector import matrix_vector as one_row
+        dense = PackedLinearMethod(one_row)
     if not on_cpu and config.model.dtype != "float32":
         from .one_row_linear import OneRowLinearMethod  # needs Triton
 
