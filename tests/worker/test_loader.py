@@ -15,7 +15,9 @@ from paged_model import CPU, PagedModel, engine_config
 from safetensors.torch import load_file, save_file
 
 from octavo.core.errors import CheckpointError, ConfigurationError
+from octavo.kernels.linear import linear, packing_supported
 from octavo.worker.layers.linear import InputCutLinear, MergedLinear, OutputPart
+from octavo.worker.layers.linear_method import PackedLinearMethod
 from octavo.worker.layers.weights import Shard
 from octavo.worker.loader.loader import fill_dummy, load_model
 
@@ -247,3 +249,36 @@ def faults_of_repeated_allocation(how: str) -> int:
 def test_large_activations_are_not_faulted_in_anew_each_time() -> None:
     assert faults_of_repeated_allocation("default") > 1000, "the C library keeps memory by itself: heap.py can go"
     assert faults_of_repeated_allocation("keep") < 100
+
+
+@pytest.mark.skipif(not packing_supported(), reason="this CPU has no bfloat16 products")
+def test_small_weights_are_kept_for_one_row_as_far_as_their_memory_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(8, 32).bfloat16()
+    monkeypatch.setattr(PackedLinearMethod, "SECOND_COPY_BYTES", weight.nbytes)
+    rows: list[int] = []
+
+    def one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rows.append(x.shape[0])
+        return linear(x, weight, bias)
+
+    method = PackedLinearMethod(one_row)
+    kept, packed_only = method.prepare(weight, None), method.prepare(weight.clone(), None)
+    x = torch.randn(3, 32).bfloat16()
+    for operator in (kept, packed_only):
+        torch.testing.assert_close(operator(x[:1]), linear(x[:1], weight), rtol=0.01, atol=0.05)
+        torch.testing.assert_close(operator(x), linear(x, weight), rtol=0.01, atol=0.05)
+    assert rows == [1], "only one row of the weight kept goes that way"
+    assert (kept.num_bytes, packed_only.num_bytes) == (2 * weight.nbytes, weight.nbytes)
+    assert kept.shares(weight) and not packed_only.shares(weight)
+
+
+@pytest.mark.skipif(not packing_supported(), reason="this CPU has no bfloat16 products")
+@pytest.mark.parametrize("vocab", [1008, 1010], ids=["kept for one row, too", "packed alone"])
+def test_a_tied_table_counts_once_beside_its_packed_copy(tmp_path: Path, vocab: int) -> None:
+    folder = make_checkpoint(tmp_path, vocab_size=vocab, tie_word_embeddings=True)
+    model = load_model(engine_config(folder, dtype="bfloat16"), CPU)
+    operators = [part for layer in model.layers for part in (layer.attention._qkv, layer.attention._out)]
+    operators += [part for layer in model.layers for part in (layer.mlp._gate_up, layer.mlp._down)]
+    norms = sum(layer.attention_norm.weight.nbytes + layer.mlp_norm.weight.nbytes for layer in model.layers)
+    rest = norms + model.norm.weight.nbytes + model.rotary.num_bytes + sum(part.num_bytes for part in operators)
+    assert model.weight_bytes - rest == 2 * model.embedding.weight.nbytes

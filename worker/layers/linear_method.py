@@ -43,7 +43,7 @@ class LinearOperator(ABC):
         return activate(gate_up), total
 
     def shares(self, weight: torch.Tensor) -> bool:
-        """True if the operator multiplies by this very tensor, so that its memory is not its own."""
+        """True if the operator multiplies by this very tensor, so that this part of ``num_bytes`` is not its own."""
         return False
 
 
@@ -104,6 +104,9 @@ class PackedLinear(LinearOperator):
         if self.one_row is None or x.shape[0] > 1:
             return packed_linear(x, self.packed, self.bias)
         return self.one_row(x, self.weight, self.bias)
+
+    def shares(self, weight: torch.Tensor) -> bool:
+        return self.weight is weight
 
 
 class Int8Linear(LinearOperator):

@@ -134,7 +134,8 @@ class CausalLM(ABC):
             total += layer.attention.finish(method) + layer.mlp.finish(method)
             total += layer.attention_norm.weight.nbytes + layer.mlp_norm.weight.nbytes
         self._head = prepare_head(self.head_table, method)
-        if not self._head.shares(self.embedding.weight):
-            total += self._head.num_bytes
+        total += self._head.num_bytes
+        if self._head.shares(self.embedding.weight):
+            total -= self.embedding.weight.nbytes
         self.head_table = self.embedding  # an untied table is no longer needed
         self.weight_bytes = total
