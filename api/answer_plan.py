@@ -48,9 +48,7 @@ class AnswerPlan:
     def check(self, tools: ToolUse | None) -> None:
         """Raises ``UnsupportedFieldError`` for tools on a server that has them switched off."""
         if tools is not None and tools.mode != "none" and self.tool_parser is None:
-            raise UnsupportedFieldError(
-                "tools is not supported: this server runs with --tool-call-parser none", "tools"
-            )
+            raise UnsupportedFieldError.at("tools", "is not supported: this server runs with --tool-call-parser none")
 
     def constraint(
         self, tools: ToolUse | None, given: StructuredOutputs | None, loose: bool = False

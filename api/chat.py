@@ -26,22 +26,20 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     Raises ``RequestError`` naming the message for an unknown role, a part that is no text, or no content at all.
     """
     if not messages:
-        raise RequestError("messages must not be empty", "messages")
+        raise RequestError.at("messages", "must not be empty")
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _template_message(message: ChatMessage, param: str) -> dict[str, Any]:
     if message.role not in ROLES:
-        raise RequestError(
-            f"{param}.role must be one of {', '.join(ROLES)}, not {message.role[:64]!r}", f"{param}.role"
-        )
+        raise RequestError.at(f"{param}.role", f"must be one of {', '.join(ROLES)}, not {message.role[:64]!r}")
     rendered: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if message.content is not None:
         rendered["content"] = _text(message, param)
     elif message.role == "assistant" and message.tool_calls:
         rendered["content"] = ""
     else:
-        raise RequestError(f"{param}.content is required", f"{param}.content")
+        raise RequestError.at(f"{param}.content", "is required")
     if message.name is not None:
         rendered["name"] = message.name
     if message.tool_calls:
@@ -58,7 +56,7 @@ def _text(message: ChatMessage, param: str) -> str:
     if isinstance(message.content, str):
         return message.content
     if not message.content:
-        raise RequestError(f"{param}.content must be a text or have at least one part", f"{param}.content")
+        raise RequestError.at(f"{param}.content", "must be a text or have at least one part")
     texts = []
     for index, part in enumerate(message.content):
         where = f"{param}.content[{index}]"
@@ -67,7 +65,7 @@ def _text(message: ChatMessage, param: str) -> str:
                 f"{where} has type {part.type[:64]!r}; this server takes only parts of type 'text'", f"{where}.type"
             )
         if part.text is None:
-            raise RequestError(f"{where}.text is required", f"{where}.text")
+            raise RequestError.at(f"{where}.text", "is required")
         texts.append(part.text)
     return "\n".join(texts)
 
@@ -86,15 +84,12 @@ class TemplateOptions:
     ) -> "TemplateOptions":
         """From the fields of a request. Raises ``RequestError`` if they contradict each other."""
         if add_generation_prompt and continue_final_message:
-            raise RequestError(
-                "continue_final_message leaves the last message open; send add_generation_prompt false with it",
-                "continue_final_message",
+            raise RequestError.at(
+                "continue_final_message", "leaves the last message open; send add_generation_prompt false with it"
             )
         for name in variables or {}:
             if name in _TEMPLATE_OWN:
-                raise RequestError(
-                    f"chat_template_kwargs must not set {name}: the request's own fields do", "chat_template_kwargs"
-                )
+                raise RequestError.at("chat_template_kwargs", f"must not set {name}: the request's own fields do")
         add = add_generation_prompt if add_generation_prompt is not None else not continue_final_message
         return cls(add, bool(continue_final_message), variables or {})
 
@@ -108,9 +103,7 @@ def template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
     if effort is None:
         return request.chat_template_kwargs
     if effort not in REASONING_EFFORTS:
-        raise RequestError(
-            f"reasoning_effort must be one of {', '.join(REASONING_EFFORTS)}, not {effort[:32]!r}", "reasoning_effort"
-        )
+        raise RequestError.at("reasoning_effort", f"must be one of {', '.join(REASONING_EFFORTS)}, not {effort[:32]!r}")
     variables: dict[str, Any] = {"reasoning_effort": effort}
     if effort == "none":
         variables["enable_thinking"] = False
@@ -132,7 +125,7 @@ class ChatOptions(ChunkOptions):
     def of(cls, request: ChatCompletionRequest, messages: list[dict[str, Any]]) -> "ChatOptions":
         """From a request and its messages as the template takes them. Raises ``RequestError``."""
         if request.top_logprobs and not request.logprobs:
-            raise RequestError("top_logprobs is only allowed with logprobs set to true", "top_logprobs")
+            raise RequestError.at("top_logprobs", "is only allowed with logprobs set to true")
         last = messages[-1]
         return cls.asked(
             request,

@@ -240,15 +240,14 @@ def _mark_end(messages: list[dict[str, Any]]) -> None:
                 marked = part | {"text": part["text"] + _CONTINUED}
                 messages[-1]["content"] = [*content[:index], marked, *content[index + 1 :]]
                 return
-    raise RequestError("continue_final_message needs a last message with text to continue", "continue_final_message")
+    raise RequestError.at("continue_final_message", "needs a last message with text to continue")
 
 
 def _cut_at_mark(text: str) -> str:
     end = text.rfind(_CONTINUED.rstrip())
     if end < 0:
-        raise RequestError(
-            "continue_final_message is not possible: the chat template leaves the last message out, or changes it",
-            "continue_final_message",
+        raise RequestError.at(
+            "continue_final_message", "is not possible: the chat template leaves the last message out, or changes it"
         )
     # Without the mark's space the template trims messages, and would have trimmed the end of this one.
     return text[:end] if text.startswith(_CONTINUED, end) else text[:end].rstrip()

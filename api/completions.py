@@ -27,16 +27,16 @@ def split_prompts(
     if isinstance(prompt, str):
         return [prompt], []
     if not prompt:
-        raise RequestError(f"{param} must not be an empty list", param)
+        raise RequestError.at(param, "must not be an empty list")
     texts = [part for part in prompt if isinstance(part, str)]
     token_ids = [part for part in prompt if isinstance(part, int)]
     lists = [part for part in prompt if isinstance(part, list)]
     if len(token_ids) == len(prompt):
         return [], [token_ids]
     if len(prompt) not in (len(texts), len(lists)):
-        raise RequestError(f"{param} must hold only texts, only token ids or only lists of token ids", param)
+        raise RequestError.at(param, "must hold only texts, only token ids or only lists of token ids")
     if len(prompt) > most:
-        raise RequestError(f"{param} has {len(prompt)} entries; at most {most} are allowed", param)
+        raise RequestError.at(param, f"has {len(prompt)} entries; at most {most} are allowed")
     return texts, lists
 
 

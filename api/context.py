@@ -148,7 +148,7 @@ class ServerContext:
         if request_id is None:
             return AnswerHead(f"{prefix}-{unique}", now, name), f"{prefix}-{unique}"
         if _REQUEST_ID.fullmatch(request_id) is None:
-            raise RequestError("request_id must be 1 to 128 printable ASCII characters without spaces", "request_id")
+            raise RequestError.at("request_id", "must be 1 to 128 printable ASCII characters without spaces")
         return AnswerHead(f"{prefix}-{request_id}", now, name), f"{prefix}-{request_id}-{unique[:8]}"
 
 

@@ -136,7 +136,7 @@ class FieldCheck:
         if value is None or any(_same(value, neutral) for neutral in self._refused[name]):
             return
         instead = _INSTEAD.get(name, "leave it out")
-        raise UnsupportedFieldError(f"{name} is not supported by this server: {instead}", name)
+        raise UnsupportedFieldError.at(name, f"is not supported by this server: {instead}")
 
 
 def _same(value: Any, neutral: Any) -> bool:

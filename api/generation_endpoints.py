@@ -159,7 +159,7 @@ class GenerationEndpoints:
             encoder.check_length(ids, "prompt")
             prompts.append({"prompt_token_ids": ids, "prompt": None})
         if any(not prompt["prompt_token_ids"] for prompt in prompts):
-            raise RequestError("prompt must not be empty: there is no token to continue from", "prompt")
+            raise RequestError.at("prompt", "must not be empty: there is no token to continue from")
         if len(prompts) * (asked.n or 1) > MAX_COMPLETIONS:
             raise RequestError(
                 f"{len(prompts)} prompts with n {asked.n or 1} are over the limit of {MAX_COMPLETIONS} completions", "n"

@@ -247,7 +247,7 @@ def _params_for(
         raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling_params", "sampling_params")
     for one in params:
         if not isinstance(one, SamplingParams):
-            raise RequestError(f"sampling_params must be SamplingParams, not {type(one).__name__}", "sampling_params")
+            raise RequestError.at("sampling_params", f"must be SamplingParams, not {type(one).__name__}")
     # Nobody reads before the end, so nobody is told before it.
     return [one.replace(output_kind=RequestOutputKind.FINAL_ONLY) for one in params]
 

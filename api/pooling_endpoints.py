@@ -51,7 +51,7 @@ class PoolingEndpoints:
         params = _params(asked).replace(dimensions=asked.dimensions, normalize=asked.normalize)
         texts, lists = split_prompts(asked.input, "input", MAX_INPUTS)
         if "" in texts:
-            raise RequestError("input must not be empty text", "input")
+            raise RequestError.at("input", "must not be empty text")
         prompts: list[PoolingPrompt] = [(ids, params) for ids in lists]
         if texts:
             limit = self._limit(params, texts, "input")
@@ -84,7 +84,7 @@ class PoolingEndpoints:
         asked = exchange.asked
         head, engine_id = self._context.answer_head("rerank", asked.model, asked.request_id)
         if asked.top_n is not None and asked.top_n < 1:
-            raise RequestError(f"top_n must be at least 1, not {asked.top_n}", "top_n")
+            raise RequestError.at("top_n", f"must be at least 1, not {asked.top_n}")
         documents = [one if isinstance(one, str) else one.text for one in asked.documents]
         check_pairs([asked.query], documents, ("query", "documents"))
         prepared = await self._pairs([asked.query], documents, _params(asked), "documents")
@@ -97,7 +97,7 @@ class PoolingEndpoints:
         self, first: list[str], second: list[str], params: PoolingParams, param: str
     ) -> list[PreparedRequest]:
         if len(second) > MAX_INPUTS:
-            raise RequestError(f"{param} has {len(second)} entries; at most {MAX_INPUTS} are allowed", param)
+            raise RequestError.at(param, f"has {len(second)} entries; at most {MAX_INPUTS} are allowed")
         texts = [*first, *second]
         limit = self._limit(params, texts, param)
         encoder, tokenizer = self._context.encoder, self._context.encoder.tokenizer

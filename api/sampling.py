@@ -56,7 +56,7 @@ def logit_bias(given: dict[str, float]) -> dict[int, float]:
     biases = {}
     for key, bias in given.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 11):
-            raise RequestError(f"logit_bias has the key {key[:32]!r} where a token id is expected", "logit_bias")
+            raise RequestError.at("logit_bias", f"has the key {key[:32]!r} where a token id is expected")
         biases[int(key)] = bias
     return biases
 
@@ -74,10 +74,10 @@ def rename_param(error: RequestError, renamed: dict[str, str]) -> RequestError:
 def check_logprobs(count: int | None, limit: int, param: str) -> None:
     """Raises ``RequestError`` if more alternatives are asked for than ``--max-logprobs``, or fewer than none."""
     if count is not None and not 0 <= count <= limit:
-        raise RequestError(f"{param} must be between 0 and {limit}, not {count}", param)
+        raise RequestError.at(param, f"must be between 0 and {limit}, not {count}")
 
 
 def check_stream_options(stream: bool | None, stream_options: msgspec.Struct | None) -> None:
     """Raises ``RequestError`` for ``stream_options`` without ``stream``."""
     if stream_options is not None and not stream:
-        raise RequestError("stream_options is only allowed with stream set to true", "stream_options")
+        raise RequestError.at("stream_options", "is only allowed with stream set to true")

@@ -122,7 +122,7 @@ class ServiceEndpoints:
         limit = self._context.engine.config.model.vocab_size
         wrong = next((token_id for token_id in asked.tokens if not 0 <= token_id < limit), None)
         if wrong is not None:
-            raise RequestError(f"tokens holds {wrong}, which is outside the vocabulary of {limit} ids", "tokens")
+            raise RequestError.at("tokens", f"holds {wrong}, which is outside the vocabulary of {limit} ids")
         encoder = self._context.encoder
         tokenizer = encoder.tokenizer
         text = await encoder.off_loop(

@@ -47,9 +47,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
             return StructuredOutputs(
                 structural_tag={"structures": self.structures or [], "triggers": self.triggers or []}
             )
-        raise RequestError(
-            f"response_format.type must be one of {', '.join(FORMAT_TYPES)}, not {self.type[:64]!r}",
-            "response_format.type",
+        raise RequestError.at(
+            "response_format.type", f"must be one of {', '.join(FORMAT_TYPES)}, not {self.type[:64]!r}"
         )
 
 

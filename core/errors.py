@@ -16,6 +16,8 @@ OctavoError
     `-- RequestFailedError        this one request failed inside the engine
 """
 
+from typing import Self
+
 
 class OctavoError(Exception):
     """Root of the tree. Catch this to catch everything Octavo raises on purpose."""
@@ -49,6 +51,11 @@ class RequestError(OctavoError):
         self.param = param
         if code is not None:
             self.code = code
+
+    @classmethod
+    def at(cls, param: str, fault: str) -> Self:
+        """What is wrong with ``param``, in a message that begins with its name."""
+        return cls(f"{param} {fault}", param)
 
 
 class ContextLengthError(RequestError):

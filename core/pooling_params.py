@@ -34,13 +34,11 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             if value is None and name != "priority":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise RequestError(f"{name} must be an integer between {low} and {high}, not {value!r}", name)
+                raise RequestError.at(name, f"must be an integer between {low} and {high}, not {value!r}")
         if self.truncate_prompt_tokens == 0:
-            raise RequestError(
-                "truncate_prompt_tokens must be at least 1, or -1 for the model's limit", "truncate_prompt_tokens"
-            )
+            raise RequestError.at("truncate_prompt_tokens", "must be at least 1, or -1 for the model's limit")
         if self.normalize is not None and not isinstance(self.normalize, bool):
-            raise RequestError(f"normalize must be true or false, not {self.normalize!r}", "normalize")
+            raise RequestError.at("normalize", f"must be true or false, not {self.normalize!r}")
 
     def replace(self, **changes: Any) -> "PoolingParams":
         """A copy with some fields changed; checked again."""

@@ -120,13 +120,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             # A NaN compares false with everything, so finiteness is asked for by name.
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise RequestError(f"{name} must be a finite number, not {value!r}", name)
+                raise RequestError.at(name, f"must be a finite number, not {value!r}")
             if not low <= value <= high:
-                raise RequestError(f"{name} must be between {low:g} and {high:g}, not {value!r}", name)
+                raise RequestError.at(name, f"must be between {low:g} and {high:g}, not {value!r}")
         if self.top_p == 0.0:
-            raise RequestError("top_p must be above 0 (use temperature 0 for greedy decoding)", "top_p")
+            raise RequestError.at("top_p", "must be above 0 (use temperature 0 for greedy decoding)")
         if self.repetition_penalty == 0.0:
-            raise RequestError("repetition_penalty must be above 0", "repetition_penalty")
+            raise RequestError.at("repetition_penalty", "must be above 0")
 
     def _check_counts(self) -> None:
         limits = (
@@ -144,38 +144,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if value is None and name in ("max_tokens", "logprobs", "prompt_logprobs", "seed"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise RequestError(f"{name} must be an integer, not {value!r}", name)
+                raise RequestError.at(name, f"must be an integer, not {value!r}")
             if not low <= value <= high:
-                raise RequestError(f"{name} must be between {low} and {high}, not {value}", name)
+                raise RequestError.at(name, f"must be between {low} and {high}, not {value}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}", "min_tokens")
+            raise RequestError.at("min_tokens", f"is {self.min_tokens}, above max_tokens, {self.max_tokens}")
 
     def _check_lists(self) -> None:
         for name, limit in (("stop", MAX_STOP_STRINGS), ("bad_words", 1024)):
             texts = getattr(self, name)
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise RequestError(f"{name} must be a list of strings", name)
+                raise RequestError.at(name, "must be a list of strings")
             if "" in texts:
-                raise RequestError(f"{name} must not contain an empty string", name)
+                raise RequestError.at(name, "must not contain an empty string")
             if len(texts) > limit:
-                raise RequestError(f"{name} has {len(texts)} entries; at most {limit} are allowed", name)
+                raise RequestError.at(name, f"has {len(texts)} entries; at most {limit} are allowed")
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = getattr(self, name)
             if ids is not None and not isinstance(ids, list | tuple):
-                raise RequestError(f"{name} must be a list of token ids, not {type(ids).__name__}", name)
+                raise RequestError.at(name, f"must be a list of token ids, not {type(ids).__name__}")
             if ids is not None and any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-                raise RequestError(f"{name} must hold token ids, integers of at least 0", name)
+                raise RequestError.at(name, "must hold token ids, integers of at least 0")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+            raise RequestError.at("allowed_token_ids", "must not be empty")
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
-            raise RequestError(
-                f"structured_outputs must be StructuredOutputs, not {type(self.structured_outputs).__name__}",
-                "structured_outputs",
+            raise RequestError.at(
+                "structured_outputs", f"must be StructuredOutputs, not {type(self.structured_outputs).__name__}"
             )
         if self.structured_outputs is not None and self.allowed_token_ids is not None:
-            raise RequestError(
-                "allowed_token_ids and structured_outputs both say which tokens may come; give only one",
-                "allowed_token_ids",
+            raise RequestError.at(
+                "allowed_token_ids", "and structured_outputs both say which tokens may come; give only one"
             )
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize; use stop_token_ids instead", "stop")
@@ -185,17 +183,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, dict):
-            raise RequestError(
-                f"logit_bias must map token ids to numbers, not be a {type(self.logit_bias).__name__}", "logit_bias"
+            raise RequestError.at(
+                "logit_bias", f"must map token ids to numbers, not be a {type(self.logit_bias).__name__}"
             )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise RequestError(
-                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are allowed", "logit_bias"
+            raise RequestError.at(
+                "logit_bias", f"has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are allowed"
             )
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise RequestError(f"logit_bias has {token!r} where a token id is expected", "logit_bias")
+                raise RequestError.at("logit_bias", f"has {token!r} where a token id is expected")
             if isinstance(bias, bool) or not isinstance(bias, int | float):
-                raise RequestError(f"logit_bias of token {token} must be a number, not {bias!r}", "logit_bias")
+                raise RequestError.at("logit_bias", f"of token {token} must be a number, not {bias!r}")
             if not math.isfinite(bias) or not -100.0 <= bias <= 100.0:
-                raise RequestError(f"logit_bias of token {token} must be between -100 and 100", "logit_bias")
+                raise RequestError.at("logit_bias", f"of token {token} must be between -100 and 100")

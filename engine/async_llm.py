@@ -179,9 +179,9 @@ class AsyncLLM:
 
     def _start(self, request_id: str, prepared: PreparedRequest, news: "_News") -> RequestState:
         if not isinstance(request_id, str) or not is_unicode(request_id):
-            raise RequestError(f"request_id must be text, not {request_id!r}", "request_id")
+            raise RequestError.at("request_id", f"must be text, not {request_id!r}")
         if request_id in self._outputs.requests:
-            raise RequestError(f"request_id {request_id!r} is in use by a request that is not finished", "request_id")
+            raise RequestError.at("request_id", f"{request_id!r} is in use by a request that is not finished")
         for message in self._outputs.add(request_id, prepared, news.tell):
             self._transport.send(message)
         return self._outputs.requests[request_id]

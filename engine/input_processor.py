@@ -127,8 +127,8 @@ class InputProcessor:
             )
         max_tokens = params.max_tokens if params.max_tokens is not None else room
         if params.min_tokens > max_tokens:
-            raise RequestError(
-                f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens can be generated", "min_tokens"
+            raise RequestError.at(
+                "min_tokens", f"is {params.min_tokens}, but only {max_tokens} tokens can be generated"
             )
         grammar = None if params.structured_outputs is None else self._grammars.admit(params.structured_outputs)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(62)
@@ -189,7 +189,7 @@ class InputProcessor:
             )
         allowed = f"one of {pooling.dimensions}" if pooling.dimensions else f"between 1 and {size}"
         if dimensions > size or (pooling.dimensions and dimensions not in pooling.dimensions):
-            raise RequestError(f"dimensions must be {allowed}, not {dimensions}", "dimensions")
+            raise RequestError.at("dimensions", f"must be {allowed}, not {dimensions}")
 
     def _tokens(self, prompt: PromptInput, limit: int | None = None) -> tuple[str | None, list[int]]:
         """The prompt's text, where there is one, and its ids, checked, at most ``limit`` of them."""
@@ -240,7 +240,7 @@ class InputProcessor:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(params, name)
             if value is not None and value > limit:
-                raise RequestError(f"{name} is {value}; at most {limit} are allowed (--max-logprobs)", name)
+                raise RequestError.at(name, f"is {value}; at most {limit} are allowed (--max-logprobs)")
         named = (
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids or ()),
@@ -249,10 +249,10 @@ class InputProcessor:
         for name, ids in named:
             for token in ids:
                 if token >= self._vocab_size:
-                    raise RequestError(f"{name} has {token}; the vocabulary ends at {self._vocab_size - 1}", name)
+                    raise RequestError.at(name, f"has {token}; the vocabulary ends at {self._vocab_size - 1}")
         if self._tokenizer is None and (params.stop or params.bad_words):
             name = "stop" if params.stop else "bad_words"
-            raise RequestError(f"{name} needs a tokenizer, and none is loaded (skip_tokenizer_init)", name)
+            raise RequestError.at(name, "needs a tokenizer, and none is loaded (skip_tokenizer_init)")
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         if not params.bad_words or self._tokenizer is None:
@@ -270,7 +270,7 @@ def check_generates(config: EngineConfig) -> None:
 def _check_types(params: SamplingParams) -> None:
     """The engine must be able to read what it is sent: construction checks ranges, but not every type."""
     if not isinstance(params, SamplingParams):
-        raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}", "sampling_params")
+        raise RequestError.at("sampling_params", f"must be SamplingParams, not {type(params).__name__}")
     try:
         msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
     except msgspec.ValidationError as error:
@@ -283,7 +283,7 @@ def _check_types(params: SamplingParams) -> None:
 
 def _check_salt(cache_salt: Any) -> None:
     if cache_salt is not None and not (isinstance(cache_salt, str) and is_unicode(cache_salt)):
-        raise RequestError(f"cache_salt must be text, not {cache_salt!r}", "cache_salt")
+        raise RequestError.at("cache_salt", f"must be text, not {cache_salt!r}")
 
 
 def is_unicode(text: str) -> bool:

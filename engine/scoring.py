@@ -67,8 +67,6 @@ def check_pairs(first: list[str], second: list[str], names: tuple[str, str]) -> 
     """Raises ``RequestError`` unless there is one first text for all, or one for each second one."""
     for texts, name in zip((first, second), names, strict=True):
         if not texts:
-            raise RequestError(f"{name} must not be an empty list", name)
+            raise RequestError.at(name, "must not be an empty list")
     if len(first) not in (1, len(second)):
-        raise RequestError(
-            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}: give one, or as many", names[0]
-        )
+        raise RequestError.at(names[0], f"has {len(first)} texts and {names[1]} {len(second)}: give one, or as many")

@@ -10,16 +10,12 @@ class StatLogger(Protocol):
 
     def record_step(self, stats: SchedulerStats) -> None:
         """A step was done."""
-        ...
 
     def record_first_token(self, seconds: float) -> None:
         """A request's first token came, so many seconds after its arrival."""
-        ...
 
     def record_tokens(self, count: int, seconds: float) -> None:
         """``count`` completions got a token, each one ``seconds`` after its last."""
-        ...
 
     def record_finished(self, stats: FinishedRequestStats) -> None:
         """A request ended."""
-        ...

@@ -63,10 +63,10 @@ def _check_edits(given: ContextManagement | None) -> None:
     for index, edit in enumerate((given.edits if given is not None else None) or []):
         if not edit.type.startswith("clear_thinking"):
             param = f"context_management.edits[{index}].type"
-            raise UnsupportedFieldError(
-                f"{param} is {edit.type[:64]!r}; this server takes only clear_thinking edits: leave it out, and send "
-                "what is to be answered",
+            raise UnsupportedFieldError.at(
                 param,
+                f"is {edit.type[:64]!r}; this server takes only clear_thinking edits: leave it out, and send "
+                "what is to be answered",
             )
 
 
@@ -74,11 +74,9 @@ def _response_format(given: OutputFormat | None) -> ResponseFormat | None:
     if given is None:
         return None
     if given.type != "json_schema":
-        raise RequestError(
-            f"output_config.format.type must be 'json_schema', not {given.type[:64]!r}", "output_config.format.type"
-        )
+        raise RequestError.at("output_config.format.type", f"must be 'json_schema', not {given.type[:64]!r}")
     if given.schema is None:
-        raise RequestError("output_config.format.schema is required", "output_config.format.schema")
+        raise RequestError.at("output_config.format.schema", "is required")
     return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=given.schema))
 
 
@@ -89,13 +87,11 @@ def _tool_fields(asked: CountTokensRequest) -> dict[str, Any]:
     if choice is None:
         return fields
     if choice.type not in ("auto", "any", "tool", "none"):
-        raise RequestError(
-            f"tool_choice.type must be auto, any, tool or none, not {choice.type[:64]!r}", "tool_choice.type"
-        )
+        raise RequestError.at("tool_choice.type", f"must be auto, any, tool or none, not {choice.type[:64]!r}")
     fields["tool_choice"] = {"any": "required"}.get(choice.type, choice.type)
     if choice.type == "tool":
         if choice.name is None:
-            raise RequestError("tool_choice.name is required", "tool_choice.name")
+            raise RequestError.at("tool_choice.name", "is required")
         fields["tool_choice"] = ToolChoice(function=FunctionName(name=choice.name))
     fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     return fields
@@ -117,9 +113,7 @@ def _thinking_fields(asked: CountTokensRequest) -> dict[str, Any]:
     """Whether to think, and whether to tell the thoughts: as in the reference API, not unless it is asked for."""
     thinking = asked.thinking or Thinking(type="disabled")
     if thinking.type not in ("enabled", "adaptive", "disabled"):
-        raise RequestError(
-            f"thinking.type must be enabled, adaptive or disabled, not {thinking.type[:64]!r}", "thinking.type"
-        )
+        raise RequestError.at("thinking.type", f"must be enabled, adaptive or disabled, not {thinking.type[:64]!r}")
     wanted = thinking.type != "disabled"
     own = asked.chat_template_kwargs if isinstance(asked, MessagesRequest) else None
     fields: dict[str, Any] = {
@@ -135,7 +129,7 @@ def _thinking_fields(asked: CountTokensRequest) -> dict[str, Any]:
 def chat_messages(asked: CountTokensRequest) -> list[ChatMessage]:
     """The conversation as chat messages; turns of one role in a row are one. Raises ``RequestError``."""
     if not asked.messages:
-        raise RequestError("messages must not be empty", "messages")
+        raise RequestError.at("messages", "must not be empty")
     messages: list[ChatMessage] = []
     calls: set[str] = set()
     if asked.system:
@@ -150,9 +144,7 @@ def chat_messages(asked: CountTokensRequest) -> list[ChatMessage]:
         elif turn.role == "system":
             _add_text("system", "\n".join(_text(block, where) for block, where in _blocks(turn, param)), messages)
         else:
-            raise RequestError(
-                f"{param}.role must be user, assistant or system, not {turn.role[:64]!r}", f"{param}.role"
-            )
+            raise RequestError.at(f"{param}.role", f"must be user, assistant or system, not {turn.role[:64]!r}")
     return messages
 
 
@@ -184,11 +176,10 @@ def _add_text(role: str, text: str, messages: list[ChatMessage]) -> None:
 
 def _tool_message(block: ContentBlock, param: str, calls: set[str]) -> ChatMessage:
     if block.tool_use_id is None:
-        raise RequestError(f"{param}.tool_use_id is required", f"{param}.tool_use_id")
+        raise RequestError.at(f"{param}.tool_use_id", "is required")
     if block.tool_use_id not in calls:
-        raise RequestError(
-            f"{param}.tool_use_id is {block.tool_use_id[:64]!r}, which no tool_use block before it has",
-            f"{param}.tool_use_id",
+        raise RequestError.at(
+            f"{param}.tool_use_id", f"is {block.tool_use_id[:64]!r}, which no tool_use block before it has"
         )
     content = block.content or ""
     text = content if isinstance(content, str) else _joined(content, f"{param}.content")
@@ -225,7 +216,7 @@ def _add_assistant(turn: MessageTurn, param: str, messages: list[ChatMessage], c
 def _tool_call(block: ContentBlock, param: str) -> ToolCall:
     for name, value in (("id", block.id), ("name", block.name)):
         if not value:
-            raise RequestError(f"{param}.{name} is required", f"{param}.{name}")
+            raise RequestError.at(f"{param}.{name}", "is required")
     arguments = json.dumps(block.input or {}, ensure_ascii=False)
     return ToolCall(id=block.id, function=FunctionCall(name=block.name or "", arguments=arguments))
 
@@ -235,7 +226,7 @@ def _blocks(turn: MessageTurn, param: str) -> list[tuple[ContentBlock, str]]:
     if isinstance(turn.content, str):
         return [(ContentBlock(type="text", text=turn.content), f"{param}.content")]
     if not turn.content:
-        raise RequestError(f"{param}.content must be a text or have at least one block", f"{param}.content")
+        raise RequestError.at(f"{param}.content", "must be a text or have at least one block")
     return [(block, f"{param}.content[{index}]") for index, block in enumerate(turn.content)]
 
 
@@ -250,5 +241,5 @@ def _text(block: ContentBlock, param: str) -> str:
             f"{param}.type",
         )
     if block.text is None:
-        raise RequestError(f"{param}.text is required", f"{param}.text")
+        raise RequestError.at(f"{param}.text", "is required")
     return block.text

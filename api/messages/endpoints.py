@@ -45,7 +45,7 @@ class MessagesEndpoints:
         asked = exchange.asked
         model = self._context.resolve_model(asked.model)
         if asked.max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, not {asked.max_tokens}", "max_tokens")
+            raise RequestError.at("max_tokens", f"must be at least 1, not {asked.max_tokens}")
         message_id = f"msg_{uuid.uuid4().hex}"
         generation = await self._start(chat_request(asked), message_id)
         # Clients of this API ask for much and count on getting what the context leaves.

@@ -74,7 +74,7 @@ class ResponsesEndpoints:
     async def retrieve(self, request: Request) -> Response:
         """A kept response."""
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-            raise UnsupportedFieldError("stream is not supported here: a kept response is complete", "stream")
+            raise UnsupportedFieldError.at("stream", "is not supported here: a kept response is complete")
         stored = self.store.get(request.path_params["response_id"], "response_id")
         return Response(stored.body, media_type="application/json")
 
@@ -105,11 +105,11 @@ class ResponsesEndpoints:
         if after is not None:
             places = [place for place, item in enumerate(items) if item["id"] == after]
             if not places:
-                raise RequestError(f"after is {after[:128]!r}, which is none of the items", "after")
+                raise RequestError.at("after", f"is {after[:128]!r}, which is none of the items")
             items = items[places[0] + 1 :]
         limit = query.get("limit", "20")
         if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= 100):
-            raise RequestError(f"limit must be between 1 and 100, not {limit[:32]!r}", "limit")
+            raise RequestError.at("limit", f"must be between 1 and 100, not {limit[:32]!r}")
         page = items[: int(limit)]
         ids = [item["id"] for item in page] or [None]
         return json_response(ItemList(data=page, first_id=ids[0], last_id=ids[-1], has_more=len(page) < len(items)))

@@ -26,7 +26,7 @@ def given_items(given: str | list[InputItem]) -> list[InputItem]:
     if isinstance(given, str):
         return [InputItem(type="message", role="user", content=given)]
     if not given:
-        raise RequestError("input must not be empty", "input")
+        raise RequestError.at("input", "must not be empty")
     return given
 
 
@@ -91,10 +91,10 @@ class _Gathering:
 
     def _add_message(self, item: InputItem, param: str) -> None:
         if item.role is None:
-            raise RequestError(f"{param}.role is required", f"{param}.role")
+            raise RequestError.at(f"{param}.role", "is required")
         if item.role not in _MESSAGE_ROLES:
-            raise RequestError(
-                f"{param}.role must be one of {', '.join(_MESSAGE_ROLES)}, not {item.role[:64]!r}", f"{param}.role"
+            raise RequestError.at(
+                f"{param}.role", f"must be one of {', '.join(_MESSAGE_ROLES)}, not {item.role[:64]!r}"
             )
         text = _text(item.content, f"{param}.content")
         if item.role == "assistant":
@@ -121,7 +121,7 @@ class _Gathering:
     def _add_call(self, item: InputItem, param: str) -> None:
         for name, value in (("call_id", item.call_id), ("name", item.name), ("arguments", item.arguments)):
             if value is None:
-                raise RequestError(f"{param}.{name} is required", f"{param}.{name}")
+                raise RequestError.at(f"{param}.{name}", "is required")
         call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name or "", arguments=item.arguments or ""))
         turn = self._turn or self._open_turn()
         turn.tool_calls = [*(turn.tool_calls or []), call]
@@ -129,12 +129,12 @@ class _Gathering:
 
     def _add_output(self, item: InputItem, param: str) -> None:
         if item.call_id is None:
-            raise RequestError(f"{param}.call_id is required", f"{param}.call_id")
+            raise RequestError.at(f"{param}.call_id", "is required")
         if item.call_id not in self._calls:
-            raise RequestError(
-                f"{param}.call_id is {item.call_id[:64]!r}, which no function_call before it has; send the call "
-                "too, or previous_response_id",
+            raise RequestError.at(
                 f"{param}.call_id",
+                f"is {item.call_id[:64]!r}, which no function_call before it has; send the call "
+                "too, or previous_response_id",
             )
         self._end_turn()
         text = _text(item.output, f"{param}.output")
@@ -155,11 +155,11 @@ class _Gathering:
 def _text(content: str | list[InputPart] | None, param: str, kinds: tuple[str, ...] = _TEXT_PARTS) -> str:
     """The text of a content, its parts joined with a newline."""
     if content is None:
-        raise RequestError(f"{param} is required", param)
+        raise RequestError.at(param, "is required")
     if isinstance(content, str):
         return content
     if not content:
-        raise RequestError(f"{param} must be a text or have at least one part", param)
+        raise RequestError.at(param, "must be a text or have at least one part")
     texts = []
     for index, part in enumerate(content):
         where = f"{param}[{index}]"
@@ -171,6 +171,6 @@ def _text(content: str | list[InputPart] | None, param: str, kinds: tuple[str, .
                 f"{where} has type {part.type[:64]!r}; this server takes only text: {', '.join(kinds)}", f"{where}.type"
             )
         if part.text is None:
-            raise RequestError(f"{where}.text is required", f"{where}.text")
+            raise RequestError.at(f"{where}.text", "is required")
         texts.append(part.text)
     return "\n".join(texts)

@@ -28,18 +28,18 @@ def check_request(asked: ResponsesRequest) -> None:
     """What a chat request does not check. Raises ``RequestError``."""
     for name in asked.include or []:
         if name not in _INCLUDES:
-            raise RequestError(f"include holds {name[:64]!r}; offered: {', '.join(_INCLUDES)}", "include")
+            raise RequestError.at("include", f"holds {name[:64]!r}; offered: {', '.join(_INCLUDES)}")
     if asked.truncation not in (None, "disabled", "auto"):
-        raise RequestError(f"truncation must be 'auto' or 'disabled', not {asked.truncation[:64]!r}", "truncation")
+        raise RequestError.at("truncation", f"must be 'auto' or 'disabled', not {asked.truncation[:64]!r}")
     check_stream_options(asked.stream, asked.stream_options)
     if asked.text is not None and asked.text.verbosity not in (None, "medium"):
-        raise UnsupportedFieldError("text.verbosity is not supported by this server: leave it out", "text.verbosity")
+        raise UnsupportedFieldError.at("text.verbosity", "is not supported by this server: leave it out")
     _check_metadata(asked.metadata or {})
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
     if len(metadata) > _MAX_METADATA:
-        raise RequestError(f"metadata has {len(metadata)} entries; at most {_MAX_METADATA} are allowed", "metadata")
+        raise RequestError.at("metadata", f"has {len(metadata)} entries; at most {_MAX_METADATA} are allowed")
     for key, value in metadata.items():
         if len(key) > 64 or len(value) > 512:
             raise RequestError("metadata keys have at most 64 characters, values at most 512", "metadata")
@@ -75,13 +75,11 @@ def _response_format(given: TextFormat | None) -> ResponseFormat | None:
     if given is None:
         return None
     if given.type not in ("text", "json_object", "json_schema"):
-        raise RequestError(
-            f"text.format.type must be text, json_object or json_schema, not {given.type[:64]!r}", "text.format.type"
-        )
+        raise RequestError.at("text.format.type", f"must be text, json_object or json_schema, not {given.type[:64]!r}")
     if given.type != "json_schema":
         return ResponseFormat(type=given.type)
     if given.schema is None:
-        raise RequestError("text.format.schema is required", "text.format.schema")
+        raise RequestError.at("text.format.schema", "is required")
     schema = JsonSchemaFormat(name=given.name, description=given.description, schema=given.schema, strict=given.strict)
     return ResponseFormat(type="json_schema", json_schema=schema)
 
@@ -98,7 +96,7 @@ def _tools(given: list[FunctionTool] | None) -> list[Tool] | None:
                 f"tools[{index}].type",
             )
         if tool.name is None:
-            raise RequestError(f"tools[{index}].name is required", f"tools[{index}].name")
+            raise RequestError.at(f"tools[{index}].name", "is required")
         function = FunctionDefinition(
             name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
@@ -114,7 +112,7 @@ def _tool_choice(given: str | GivenToolChoice | None) -> str | ToolChoice | None
         named = [NamedTool(function=FunctionName(name=tool.name or "")) for tool in given.tools or []]
         return ToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=given.mode or "auto", tools=named))
     if given.type != "function" or given.name is None:
-        raise RequestError('tool_choice as an object must be {"type": "function", "name": ...}', "tool_choice")
+        raise RequestError.at("tool_choice", 'as an object must be {"type": "function", "name": ...}')
     return ToolChoice(function=FunctionName(name=given.name))
 
 

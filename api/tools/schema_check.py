@@ -15,7 +15,7 @@ def check_schema(schema: dict[str, Any], param: str) -> None:
     """Raises ``RequestError`` naming the place of what no JSON schema has. The root must allow an object."""
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise RequestError(f"{param}.type must be 'object': a function's arguments are an object", f"{param}.type")
+        raise RequestError.at(f"{param}.type", "must be 'object': a function's arguments are an object")
     _check(schema, param, MAX_DEPTH)
 
 
@@ -58,4 +58,4 @@ def _check_type(kind: Any, param: str) -> None:
 
 def _require(fulfilled: bool, message: str, param: str) -> None:
     if not fulfilled:
-        raise RequestError(f"{param} {message[:200]}", param)
+        raise RequestError.at(param, message[:200])

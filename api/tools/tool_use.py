@@ -123,10 +123,10 @@ def tool_use(
     """From the fields of a chat request; None if there are no tools. Raises ``RequestError`` naming the field."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice asks for a call, but there are no tools", "tool_choice")
+            raise RequestError.at("tool_choice", "asks for a call, but there are no tools")
         return None
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"{param} has {len(tools)} entries; at most {MAX_TOOLS} are allowed", param)
+        raise RequestError.at(param, f"has {len(tools)} entries; at most {MAX_TOOLS} are allowed")
     functions: dict[str, FunctionDefinition] = {}
     for index, tool in enumerate(tools):
         function = _checked(tool, f"{param}[{index}]")
@@ -142,15 +142,14 @@ def tool_use(
 
 def _checked(tool: Tool, param: str) -> FunctionDefinition:
     if tool.type != "function":
-        raise RequestError(f"{param}.type must be 'function', not {tool.type[:64]!r}", f"{param}.type")
+        raise RequestError.at(f"{param}.type", f"must be 'function', not {tool.type[:64]!r}")
     function = tool.function
     if function is None:
-        raise RequestError(f"{param}.function is required", f"{param}.function")
+        raise RequestError.at(f"{param}.function", "is required")
     name = function.name
     if not (0 < len(name) <= 128 and name.isascii() and all(c.isalnum() or c in "_-.:/" for c in name)):
-        raise RequestError(
-            f"{param}.function.name must be 1 to 128 ASCII letters, digits, or one of _-.:/ ; not {name[:64]!r}",
-            f"{param}.function.name",
+        raise RequestError.at(
+            f"{param}.function.name", f"must be 1 to 128 ASCII letters, digits, or one of _-.:/ ; not {name[:64]!r}"
         )
     if function.parameters is not None:
         check_schema(function.parameters, f"{param}.function.parameters")
@@ -164,36 +163,32 @@ def _chosen(choice: str | ToolChoice | None, functions: dict[str, FunctionDefini
         return "auto", everything
     if isinstance(choice, str):
         if choice not in ("none", "auto", "required"):
-            raise RequestError(
-                f"tool_choice must be none, auto, required or a named function, not {choice[:64]!r}", "tool_choice"
+            raise RequestError.at(
+                "tool_choice", f"must be none, auto, required or a named function, not {choice[:64]!r}"
             )
         return choice, everything
     if choice.type == "allowed_tools":
         return _allowed(choice.allowed_tools, functions)
     if choice.type != "function" or choice.function is None:
-        raise RequestError(
-            'tool_choice as an object must be {"type": "function", "function": {"name": ...}}', "tool_choice"
-        )
+        raise RequestError.at("tool_choice", 'as an object must be {"type": "function", "function": {"name": ...}}')
     _require_known(choice.function.name, functions, "tool_choice.function.name")
     return "named", [choice.function.name]
 
 
 def _allowed(allowed: AllowedTools | None, functions: dict[str, FunctionDefinition]) -> tuple[str, list[str]]:
     if allowed is None or not allowed.tools or allowed.mode not in ("auto", "required"):
-        raise RequestError(
-            "tool_choice.allowed_tools must have tools, and the mode auto or required", "tool_choice.allowed_tools"
-        )
+        raise RequestError.at("tool_choice.allowed_tools", "must have tools, and the mode auto or required")
     names = [tool.function.name for tool in allowed.tools if tool.function is not None]
     for name in names:
         _require_known(name, functions, "tool_choice.allowed_tools")
     if not names:
-        raise RequestError("tool_choice.allowed_tools names no function", "tool_choice.allowed_tools")
+        raise RequestError.at("tool_choice.allowed_tools", "names no function")
     return allowed.mode, list(dict.fromkeys(names))
 
 
 def _require_known(name: str, functions: dict[str, FunctionDefinition], param: str) -> None:
     if name not in functions:
-        raise RequestError(f"{param} names {name[:64]!r}, which is not among the tools", param)
+        raise RequestError.at(param, f"names {name[:64]!r}, which is not among the tools")
 
 
 def _parameters(tool: FunctionDefinition) -> dict[str, Any]:
