@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ..answer_blocks import AnswerEnded, BlockDelta, BlockEnded, BlockEvent, BlockReader, BlockStarted
+from ..answer_blocks import AnswerEnded, BlockDelta, BlockEnded, BlockHandler, BlockReader, BlockStarted
 from ..dialect import AnswerHead, encode_json
 from ..generation import Event, Generation, PromptStarted
 from .errors import message_error_event
@@ -38,46 +38,44 @@ def _new_block(event: BlockStarted) -> AnswerBlock:
     return ToolUseBlock(id=event.call_id, name=event.name, input={})
 
 
-class MessageCollector:
+class MessageCollector(BlockHandler):
     """``Collector`` of messages. ``in_context``: see ``stop_of``."""
 
     def __init__(self, head: AnswerHead, generation: Generation, in_context: bool) -> None:
         self._generation = generation
-        self._blocks = BlockReader()
+        self._blocks = BlockReader(self)
         self._in_context = in_context
         self._pieces: list[str] = []
         self._message = MessageObject(id=head.id, model=head.model, usage=message_usage(generation))
 
     def add(self, events: list[Event]) -> None:
         """See ``Collector``."""
-        for block in self._blocks.read(events):
-            self._take(block)
+        self._blocks.read(events)
 
     def answer(self) -> MessageObject:
         """See ``Collector``."""
         self._message.usage = message_usage(self._generation)
         return self._message
 
-    def _take(self, event: BlockEvent) -> None:
-        if isinstance(event, BlockStarted):
-            self._pieces = []
-            self._message.content.append(_new_block(event))
-        elif isinstance(event, BlockDelta):
-            self._pieces.append(event.text)
-        elif isinstance(event, BlockEnded):
-            self._end_block()
-        else:
-            self._message.stop_reason, self._message.stop_sequence = stop_of(event, self._in_context)
+    def block_started(self, block: BlockStarted) -> None:
+        self._pieces = []
+        self._message.content.append(_new_block(block))
 
-    def _end_block(self) -> None:
-        block = self._message.content[-1]
+    def block_delta(self, delta: BlockDelta) -> None:
+        self._pieces.append(delta.text)
+
+    def block_ended(self, block: BlockEnded) -> None:
         text = "".join(self._pieces)
-        if isinstance(block, TextBlock):
-            block.text = text
-        elif isinstance(block, ThinkingBlock):
-            block.thinking = text
+        written = self._message.content[-1]
+        if isinstance(written, TextBlock):
+            written.text = text
+        elif isinstance(written, ThinkingBlock):
+            written.thinking = text
         else:
-            block.input = _arguments(text)
+            written.input = _arguments(text)
+
+    def answer_ended(self, ended: AnswerEnded) -> None:
+        self._message.stop_reason, self._message.stop_sequence = stop_of(ended, self._in_context)
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -97,7 +95,7 @@ PING = _event("ping", {})
 """Means nothing but that the stream goes on."""
 
 
-class MessageStream:
+class MessageStream(BlockHandler):
     """``StreamWriter`` of messages."""
 
     idle = PING
@@ -105,14 +103,16 @@ class MessageStream:
     def __init__(self, head: AnswerHead, generation: Generation, in_context: bool) -> None:
         self._head = head
         self._generation = generation
-        self._blocks = BlockReader()
+        self._blocks = BlockReader(self)
         self._in_context = in_context
         self._stop: tuple[str, str | None] = ("end_turn", None)
+        self._chunks: list[bytes] = []
 
     def write(self, events: list[Event]) -> bytes:
         """See ``StreamWriter``."""
-        chunks = [self._begin() for event in events if isinstance(event, PromptStarted)]
-        return b"".join(chunks + [self._tell(block) for block in self._blocks.read(events)])
+        self._chunks = [self._begin() for event in events if isinstance(event, PromptStarted)]
+        self._blocks.read(events)
+        return b"".join(self._chunks)
 
     def end(self) -> bytes:
         """See ``StreamWriter``."""
@@ -131,21 +131,21 @@ class MessageStream:
         message = MessageObject(id=self._head.id, model=self._head.model, usage=usage)
         return _event("message_start", {"message": message}) + PING
 
-    def _tell(self, event: BlockEvent) -> bytes:
-        if isinstance(event, BlockDelta):
-            return self._delta(event)
-        if isinstance(event, BlockStarted):
-            return _event("content_block_start", {"index": event.index, "content_block": _new_block(event)})
-        if isinstance(event, BlockEnded):
-            return _event("content_block_stop", {"index": event.index})
-        self._stop = stop_of(event, self._in_context)
-        return b""
+    def block_started(self, block: BlockStarted) -> None:
+        fields = {"index": block.index, "content_block": _new_block(block)}
+        self._chunks.append(_event("content_block_start", fields))
 
-    def _delta(self, event: BlockDelta) -> bytes:
-        if not event.text:
-            return b""
-        kind, name = _DELTAS[event.kind]
-        return _event("content_block_delta", {"index": event.index, "delta": {"type": kind, name: event.text}})
+    def block_delta(self, delta: BlockDelta) -> None:
+        if delta.text:
+            kind, name = _DELTAS[delta.kind]
+            fields = {"index": delta.index, "delta": {"type": kind, name: delta.text}}
+            self._chunks.append(_event("content_block_delta", fields))
+
+    def block_ended(self, block: BlockEnded) -> None:
+        self._chunks.append(_event("content_block_stop", {"index": block.index}))
+
+    def answer_ended(self, ended: AnswerEnded) -> None:
+        self._stop = stop_of(ended, self._in_context)
 
 
 _DELTAS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..answer_blocks import AnswerEnded, BlockDelta, BlockEnded, BlockEvent, BlockReader, BlockStarted
+from ..answer_blocks import AnswerEnded, BlockDelta, BlockEnded, BlockHandler, BlockReader, BlockStarted
 from ..dialect import encode_json
 from ..error_answers import error_answer
 from ..generation import Event, Generation, PromptStarted
@@ -35,7 +35,7 @@ from .protocol import (
 Keep = Callable[[ResponseObject], None]
 
 
-class ResponseBuilder:
+class ResponseBuilder(BlockHandler):
     """One response while it grows. ``top_logprobs``: alternatives per token; None: no log probabilities."""
 
     def __init__(self, response: ResponseObject, generation: Generation, top_logprobs: int | None) -> None:
@@ -43,49 +43,38 @@ class ResponseBuilder:
         self._generation = generation
         self._top_logprobs = top_logprobs
         self._pieces: list[str] = []
+        self.new_logprobs: list[OutputLogprob] = []
+        """Of the last delta."""
 
     @property
     def item(self) -> OutputItem:
         """The item that is being written."""
         return self.response.output[-1]
 
-    def start(self, block: BlockStarted) -> None:
+    def block_started(self, block: BlockStarted) -> None:
         """A new item."""
         stem = f"{self.response.id.removeprefix('resp_')}_{block.index}"
         item: OutputItem
         if block.kind == "text":
-            item = OutputMessage(id=f"msg_{stem}")
+            item = OutputMessage(id=f"msg_{stem}", content=[OutputText()])
         elif block.kind == "reasoning":
-            item = ReasoningItem(id=f"rs_{stem}")
+            item = ReasoningItem(id=f"rs_{stem}", content=[ReasoningText()])
         else:
             item = FunctionCallItem(id=f"fc_{stem}", call_id=block.call_id, name=block.name)
         self._pieces = []
         self.response.output.append(item)
 
-    def open_part(self) -> OutputText | ReasoningText | None:
-        """Give the new item its empty part, and return that; a call has none."""
-        item = self.item
-        part: OutputText | ReasoningText
-        if isinstance(item, OutputMessage):
-            item.content = [part := OutputText()]
-            return part
-        if isinstance(item, ReasoningItem):
-            item.content = [part := ReasoningText()]
-            return part
-        return None
-
-    def append(self, delta: BlockDelta) -> list[OutputLogprob]:
-        """More text of the item; returns its log probabilities as they are told."""
+    def block_delta(self, delta: BlockDelta) -> None:
+        """More text of the item."""
         self._pieces.append(delta.text)
+        self.new_logprobs = []
         item = self.item
-        if self._top_logprobs is None or not delta.logprobs or not isinstance(item, OutputMessage):
-            return []
-        logprobs = [_logprob(entry) for entry in chat_logprobs(delta.logprobs, self._top_logprobs)]
-        item.content[0].logprobs += logprobs
-        return logprobs
+        if self._top_logprobs is not None and delta.logprobs and isinstance(item, OutputMessage):
+            self.new_logprobs = [_logprob(entry) for entry in chat_logprobs(delta.logprobs, self._top_logprobs)]
+            item.content[0].logprobs += self.new_logprobs
 
-    def end(self, block: BlockEnded) -> str:
-        """The item is over; returns its text (a call's arguments)."""
+    def block_ended(self, block: BlockEnded) -> None:
+        """The item is over."""
         text = "".join(self._pieces)
         item = self.item
         if isinstance(item, FunctionCallItem):
@@ -93,9 +82,8 @@ class ResponseBuilder:
         else:
             item.content[0].text = text
         item.status = "completed" if block.whole else "incomplete"
-        return text
 
-    def finish(self, ended: AnswerEnded) -> None:
+    def answer_ended(self, ended: AnswerEnded) -> None:
         """The response is over."""
         response = self.response
         if ended.finish_reason == "length":
@@ -109,7 +97,7 @@ class ResponseBuilder:
     def fail(self, error: Exception) -> None:
         """The response ends with an error."""
         if self.response.output and self.item.status == "in_progress":
-            self.end(BlockEnded(len(self.response.output) - 1, "text", False))
+            self.block_ended(BlockEnded(len(self.response.output) - 1, "text", False))
         self.response.status = "failed"
         self.response.error = ResponseFailure("server_error", error_answer(error).error.message)
 
@@ -135,32 +123,20 @@ class ResponseCollector:
 
     def __init__(self, builder: ResponseBuilder, keep: Keep) -> None:
         self._builder = builder
-        self._blocks = BlockReader()
+        self._blocks = BlockReader(builder)
         self._keep = keep
 
     def add(self, events: list[Event]) -> None:
         """See ``Collector``."""
-        for block in self._blocks.read(events):
-            self._take(block)
+        self._blocks.read(events)
 
     def answer(self) -> ResponseObject:
         """See ``Collector``."""
         self._keep(self._builder.response)
         return self._builder.response
 
-    def _take(self, event: BlockEvent) -> None:
-        if isinstance(event, BlockStarted):
-            self._builder.start(event)
-            self._builder.open_part()
-        elif isinstance(event, BlockDelta):
-            self._builder.append(event)
-        elif isinstance(event, BlockEnded):
-            self._builder.end(event)
-        else:
-            self._builder.finish(event)
 
-
-class ResponseStream:
+class ResponseStream(BlockHandler):
     """``StreamWriter`` of responses."""
 
     # This API has no event for it; every client of server-sent events skips comments.
@@ -168,23 +144,25 @@ class ResponseStream:
 
     def __init__(self, builder: ResponseBuilder, keep: Keep) -> None:
         self._builder = builder
-        self._blocks = BlockReader()
+        self._blocks = BlockReader(self)
         self._keep = keep
         self._number = 0
+        self._chunks: list[bytes] = []
 
     def write(self, events: list[Event]) -> bytes:
         """See ``StreamWriter``."""
-        chunks = self._begin() if any(isinstance(event, PromptStarted) for event in events) else []
-        for block in self._blocks.read(events):
-            chunks += self._tell(block)
-        return b"".join(chunks)
+        if any(isinstance(event, PromptStarted) for event in events):
+            self._begin()
+        self._blocks.read(events)
+        return self._told()
 
     def end(self) -> bytes:
         """See ``StreamWriter``."""
         response = self._builder.response
         self._keep(response)
         kind = {"incomplete": "response.incomplete", "completed": "response.completed"}
-        return self._event(kind.get(response.status, "response.failed"), {"response": response})
+        self._tell(kind.get(response.status, "response.failed"), {"response": response})
+        return self._told()
 
     def fail(self, error: Exception) -> bytes:
         """The events that end the stream on an error: the failed response, then the error itself.
@@ -192,72 +170,68 @@ class ResponseStream:
         The official client raises the second; it has the error both at its top, as the reference documents it, and
         under ``error``, where that client looks for it.
         """
-        chunks = [] if self._number else self._begin()
+        if not self._number:
+            self._begin()
         self._builder.fail(error)
-        chunks.append(self._event("response.failed", {"response": self._builder.response}))
+        self._tell("response.failed", {"response": self._builder.response})
         told = error_answer(error).error
         code = told.code or told.type
-        fields = {"code": code, "message": told.message, "param": told.param, "error": told}
-        chunks.append(self._event("error", fields))
-        return b"".join(chunks)
+        self._tell("error", {"code": code, "message": told.message, "param": told.param, "error": told})
+        return self._told()
 
-    def _begin(self) -> list[bytes]:
-        response = self._builder.response
-        return [
-            self._event("response.created", {"response": response}),
-            self._event("response.in_progress", {"response": response}),
-        ]
-
-    def _tell(self, event: BlockEvent) -> list[bytes]:
-        if isinstance(event, BlockDelta):
-            logprobs = self._builder.append(event)
-            fields: dict[str, Any] = {"delta": event.text}
-            if event.kind == "text":
-                fields["logprobs"] = logprobs
-            return [self._item_event(_DELTAS[event.kind], event.index, fields, event.kind != "tool_call")]
-        if isinstance(event, BlockStarted):
-            return self._tell_start(event)
-        if isinstance(event, BlockEnded):
-            return self._tell_end(event)
-        self._builder.finish(event)
-        return []
-
-    def _tell_start(self, event: BlockStarted) -> list[bytes]:
-        self._builder.start(event)
-        added = {"output_index": event.index, "item": self._builder.item}
-        chunks = [self._event("response.output_item.added", added)]
-        part = self._builder.open_part()
-        if part is not None:
-            chunks.append(self._item_event("response.content_part.added", event.index, {"part": part}, True))
-        return chunks
-
-    def _tell_end(self, event: BlockEnded) -> list[bytes]:
-        text = self._builder.end(event)
+    def block_started(self, block: BlockStarted) -> None:
+        self._builder.block_started(block)
         item = self._builder.item
-        chunks = []
         if isinstance(item, FunctionCallItem):
-            fields: dict[str, Any] = {"name": item.name, "arguments": text}
-            chunks.append(self._item_event("response.function_call_arguments.done", event.index, fields, False))
+            self._tell("response.output_item.added", {"output_index": block.index, "item": item})
+            return
+        empty = msgspec.structs.replace(item, content=[])
+        self._tell("response.output_item.added", {"output_index": block.index, "item": empty})
+        self._tell_of_item("response.content_part.added", block.index, {"part": item.content[0]}, True)
+
+    def block_delta(self, delta: BlockDelta) -> None:
+        self._builder.block_delta(delta)
+        fields: dict[str, Any] = {"delta": delta.text}
+        if delta.kind == "text":
+            fields["logprobs"] = self._builder.new_logprobs
+        self._tell_of_item(_DELTAS[delta.kind], delta.index, fields, delta.kind != "tool_call")
+
+    def block_ended(self, block: BlockEnded) -> None:
+        self._builder.block_ended(block)
+        item = self._builder.item
+        if isinstance(item, FunctionCallItem):
+            fields: dict[str, Any] = {"name": item.name, "arguments": item.arguments}
+            self._tell_of_item("response.function_call_arguments.done", block.index, fields, False)
         else:
             part = item.content[0]
-            fields = {"text": text}
+            fields = {"text": part.text}
             if isinstance(part, OutputText):
                 fields["logprobs"] = part.logprobs
-            chunks.append(self._item_event(_DONES[event.kind], event.index, fields, True))
-            chunks.append(self._item_event("response.content_part.done", event.index, {"part": part}, True))
-        chunks.append(self._event("response.output_item.done", {"output_index": event.index, "item": item}))
-        return chunks
+            self._tell_of_item(_DONES[block.kind], block.index, fields, True)
+            self._tell_of_item("response.content_part.done", block.index, {"part": part}, True)
+        self._tell("response.output_item.done", {"output_index": block.index, "item": item})
 
-    def _item_event(self, kind: str, index: int, fields: dict[str, Any], in_part: bool) -> bytes:
+    def answer_ended(self, ended: AnswerEnded) -> None:
+        self._builder.answer_ended(ended)
+
+    def _begin(self) -> None:
+        for kind in ("response.created", "response.in_progress"):
+            self._tell(kind, {"response": self._builder.response})
+
+    def _tell_of_item(self, kind: str, index: int, fields: dict[str, Any], in_part: bool) -> None:
         where: dict[str, Any] = {"item_id": self._builder.item.id, "output_index": index}
         if in_part:
             where["content_index"] = 0
-        return self._event(kind, where | fields)
+        self._tell(kind, where | fields)
 
-    def _event(self, kind: str, fields: dict[str, Any] | dict[str, msgspec.Struct]) -> bytes:
+    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
         body = encode_json({"type": kind, "sequence_number": self._number} | fields)
         self._number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
+        self._chunks.append(b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n")
+
+    def _told(self) -> bytes:
+        chunks, self._chunks = self._chunks, []
+        return b"".join(chunks)
 
 
 _DELTAS = {
