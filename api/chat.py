@@ -7,7 +7,7 @@ import msgspec
 
 from ..core.errors import RequestError
 from .answer_gathering import MessageGatherer, chat_delta, content_alone
-from .chunk_stream import ChunkOptions, ChunkStream
+from .chunk_stream import ChunkStream
 from .dialect import AnswerHead, encode_json
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .logprobs import chat_logprobs, prompt_logprobs_answer
@@ -110,33 +110,21 @@ def template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
     return variables | (request.chat_template_kwargs or {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions(ChunkOptions):
-    """What of the answer is wanted."""
+def alternatives(request: ChatCompletionRequest) -> int | None:
+    """Alternatives per token; None: no log probabilities are wanted."""
+    return (request.top_logprobs or 0) if request.logprobs else None
 
-    top_logprobs: int | None
-    """Alternatives per token; None: no log probabilities."""
-    echo: str
-    """Text that the answer begins with: the last message's own, for ``echo``."""
-    named_call: bool
-    """A particular function had to be called: then a call ends with ``stop``, as in the reference API."""
 
-    @classmethod
-    def of(cls, request: ChatCompletionRequest, messages: list[dict[str, Any]]) -> "ChatOptions":
-        """From a request and its messages as the template takes them. Raises ``RequestError``."""
-        if request.top_logprobs and not request.logprobs:
-            raise RequestError.at("top_logprobs", "is only allowed with logprobs set to true")
-        last = messages[-1]
-        return cls.asked(
-            request,
-            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            echo=last["content"] if request.echo and last["role"] == "assistant" else "",
-            named_call=isinstance(request.tool_choice, ToolChoice) and request.tool_choice.type == "function",
-        )
+def echoed(request: ChatCompletionRequest) -> str:
+    """Text that the answer begins with: the last message's own, where ``echo`` asks for it."""
+    last = request.messages[-1]
+    return _text(last, "messages") if request.echo and last.role == "assistant" and last.content else ""
 
-    def finish_reason(self, event: ChoiceDelta) -> str | None:
-        """The ``finish_reason`` of a choice."""
-        return "stop" if self.named_call and event.finish_reason == "tool_calls" else event.finish_reason
+
+def _finish_reason(request: ChatCompletionRequest, event: ChoiceDelta) -> str | None:
+    """The end of a choice. A call of a particular function ends with ``stop``, as in the reference API."""
+    named = isinstance(request.tool_choice, ToolChoice) and request.tool_choice.type == "function"
+    return "stop" if named and event.finish_reason == "tool_calls" else event.finish_reason
 
 
 class ChatStream(ChunkStream):
@@ -144,9 +132,10 @@ class ChatStream(ChunkStream):
 
     kind = "chat.completion.chunk"
 
-    def __init__(self, head: AnswerHead, generation: Generation, options: ChatOptions) -> None:
-        super().__init__(head, generation, options, options.top_logprobs is not None)
-        self._options = options
+    def __init__(self, head: AnswerHead, generation: Generation, asked: ChatCompletionRequest) -> None:
+        self._asked = asked
+        self._alternatives = alternatives(asked)
+        super().__init__(head, generation, asked, self._alternatives is not None)
         self._text_heads = [self._head + b'{"index":%d,"delta":{"content":' % index for index in range(generation.n)]
         self._text_tail = b'},"finish_reason":null}' + self._tail
 
@@ -157,7 +146,7 @@ class ChatStream(ChunkStream):
                 # The hot path: one of these per token and stream.
                 return self._text_heads[event.index] + encode_json(text) + self._text_tail if text else b""
         told = event.text if event.parts is None else event.parts
-        shown = told or event.finish_reason or self._options.return_token_ids or event.logprobs
+        shown = told or event.finish_reason or self._wants_ids or event.logprobs
         return self._framed(self._ended(self._choice(event), event)) if shown else b""
 
     def _start(self, event: PromptStarted) -> bytes:
@@ -165,11 +154,11 @@ class ChatStream(ChunkStream):
         extra: dict[str, Any] = {}
         if event.prompt_logprobs is not None:
             extra["prompt_logprobs"] = prompt_logprobs_answer(event.prompt_logprobs)
-        if self._options.return_token_ids:
+        if self._wants_ids:
             extra["prompt_token_ids"] = self._generation.prompts[0].prompt_token_ids
         chunks = []
         for index in range(self._generation.n):
-            delta = {"role": "assistant", "content": self._options.echo}
+            delta = {"role": "assistant", "content": echoed(self._asked)}
             chunks.append(self._framed({"index": index, "delta": delta, "finish_reason": None}, extra))
             extra = {}
         return b"".join(chunks)
@@ -180,21 +169,22 @@ class ChatStream(ChunkStream):
             "index": event.index,
             "delta": delta if event.parts is None else chat_delta(event.parts),
         }
-        if self._options.top_logprobs is not None and event.logprobs:
-            choice["logprobs"] = {"content": chat_logprobs(event.logprobs, self._options.top_logprobs)}
-        choice["finish_reason"] = self._options.finish_reason(event)
+        if self._alternatives is not None and event.logprobs:
+            choice["logprobs"] = {"content": chat_logprobs(event.logprobs, self._alternatives)}
+        choice["finish_reason"] = _finish_reason(self._asked, event)
         return choice
 
 
 class ChatCollector:
     """``Collector`` of chat completions."""
 
-    def __init__(self, head: AnswerHead, generation: Generation, options: ChatOptions) -> None:
+    def __init__(self, head: AnswerHead, generation: Generation, asked: ChatCompletionRequest) -> None:
         self._head = head
         self._generation = generation
-        self._options = options
+        self._asked = asked
+        self._alternatives = alternatives(asked)
         count = generation.n
-        self._messages = [MessageGatherer(options.echo) for _ in range(count)]
+        self._messages = [MessageGatherer(echoed(asked)) for _ in range(count)]
         self._token_ids: list[list[int]] = [[] for _ in range(count)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(count)]
         self._ends: list[tuple[str | None, int | str | None]] = [(None, None)] * count
@@ -209,14 +199,14 @@ class ChatCollector:
                 continue
             self._messages[event.index].add(event.text, event.parts)
             self._token_ids[event.index] += event.token_ids
-            if self._options.top_logprobs is not None and event.logprobs:
-                self._logprobs[event.index] += chat_logprobs(event.logprobs, self._options.top_logprobs)
+            if self._alternatives is not None and event.logprobs:
+                self._logprobs[event.index] += chat_logprobs(event.logprobs, self._alternatives)
             if event.finish_reason is not None:
-                self._ends[event.index] = (self._options.finish_reason(event), event.stop_reason)
+                self._ends[event.index] = (_finish_reason(self._asked, event), event.stop_reason)
 
     def answer(self) -> ChatCompletion:
         """See ``Collector``."""
-        ids = self._options.return_token_ids
+        ids = self._asked.return_token_ids
         prompt_ids = self._generation.prompts[0].prompt_token_ids
         return ChatCompletion(
             id=self._head.id,
@@ -226,7 +216,7 @@ class ChatCollector:
             usage=self._generation.usage,
             prompt_logprobs=msgspec.UNSET if self._prompt_logprobs is None else self._prompt_logprobs,
             prompt_token_ids=prompt_ids if ids else msgspec.UNSET,
-            timings=self._generation.times_told if self._options.timings else msgspec.UNSET,
+            timings=self._generation.times_told if self._asked.timings else msgspec.UNSET,
         )
 
     def _choice(self, index: int) -> ChatChoice:
@@ -234,8 +224,8 @@ class ChatCollector:
         return ChatChoice(
             index=index,
             message=self._messages[index].message(),
-            logprobs=None if self._options.top_logprobs is None else ChatLogprobs(self._logprobs[index]),
+            logprobs=None if self._alternatives is None else ChatLogprobs(self._logprobs[index]),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            token_ids=self._token_ids[index] if self._options.return_token_ids else msgspec.UNSET,
+            token_ids=self._token_ids[index] if self._asked.return_token_ids else msgspec.UNSET,
         )

@@ -1,13 +1,12 @@
 """The text completion dialect: the kinds of prompt, and from events to ``text_completion`` chunks or answers."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ..core.errors import RequestError
 from ..core.outputs import TokenLogprobs
-from .chunk_stream import ChunkOptions, ChunkStream
+from .chunk_stream import ChunkStream
 from .dialect import AnswerHead, encode_json
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .logprobs import CompletionLogprobsWriter, prompt_logprobs_answer
@@ -40,22 +39,6 @@ def split_prompts(
     return texts, lists
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionOptions(ChunkOptions):
-    """What of the answer is wanted."""
-
-    logprobs: int | None
-    echoes: list[str] | None
-    """The text of each prompt, for ``echo``."""
-    prompt_logprobs: bool
-
-    @classmethod
-    def of(cls, request: CompletionRequest, echoes: list[str] | None) -> "CompletionOptions":
-        """From a request and the texts of its prompts."""
-        prompt = request.prompt_logprobs is not None
-        return cls.asked(request, logprobs=request.logprobs, echoes=echoes, prompt_logprobs=prompt)
-
-
 class _PromptPiece(msgspec.Struct):
     """What an answer tells of its prompt."""
 
@@ -67,27 +50,28 @@ class _PromptPiece(msgspec.Struct):
 class _LogprobsOfAnswer:
     """The log probabilities of every choice of one answer; the same for stream and plain."""
 
-    def __init__(self, generation: Generation, options: CompletionOptions) -> None:
+    def __init__(self, generation: Generation, asked: CompletionRequest, echoes: list[str] | None) -> None:
         self._generation = generation
-        self._options = options
+        self._asked = asked
+        self._echoes = echoes
         self._tokenizer = generation.engine.tokenizer
         count = len(generation.prompts) * generation.n
-        self._writers = [CompletionLogprobsWriter(options.logprobs or 0) for _ in range(count)]
+        self._writers = [CompletionLogprobsWriter(asked.logprobs or 0) for _ in range(count)]
 
     def prompt_piece(self, index: int, event: PromptStarted) -> _PromptPiece:
         """The echo of a prompt, its log probabilities and its ids, as far as they are wanted."""
-        options = self._options
+        asked, echoes = self._asked, self._echoes
         extra: dict[str, Any] = {}
-        if options.return_token_ids:
+        if asked.return_token_ids:
             extra["prompt_token_ids"] = self._generation.prompts[event.prompt_index].prompt_token_ids
-        if options.prompt_logprobs and event.prompt_logprobs is not None:
+        if asked.prompt_logprobs is not None and event.prompt_logprobs is not None:
             extra["prompt_logprobs"] = prompt_logprobs_answer(event.prompt_logprobs)
-        if options.echoes is None:
+        if echoes is None:
             return _PromptPiece("", None, extra)
         logprobs = None
-        if options.logprobs is not None and event.prompt_logprobs is not None:
+        if asked.logprobs is not None and event.prompt_logprobs is not None:
             logprobs = self._echoed(index, event.prompt_index, event.prompt_logprobs)
-        return _PromptPiece(options.echoes[event.prompt_index], logprobs, extra)
+        return _PromptPiece(echoes[event.prompt_index], logprobs, extra)
 
     def _echoed(self, index: int, prompt_index: int, positions: list[TokenLogprobs | None]) -> CompletionLogprobs:
         writer = self._writers[index]
@@ -104,7 +88,7 @@ class _LogprobsOfAnswer:
 
     def delta(self, event: ChoiceDelta) -> CompletionLogprobs | None:
         """The lists for what is new in a choice."""
-        if self._options.logprobs is None or not event.logprobs:
+        if self._asked.logprobs is None or not event.logprobs:
             return None
         return self._writers[event.index].positions(event.logprobs)
 
@@ -114,10 +98,11 @@ class CompletionStream(ChunkStream):
 
     kind = "text_completion"
 
-    def __init__(self, head: AnswerHead, generation: Generation, options: CompletionOptions) -> None:
-        super().__init__(head, generation, options, options.logprobs is not None)
-        self._options = options
-        self._logprobs = _LogprobsOfAnswer(generation, options)
+    def __init__(
+        self, head: AnswerHead, generation: Generation, asked: CompletionRequest, echoes: list[str] | None
+    ) -> None:
+        super().__init__(head, generation, asked, asked.logprobs is not None)
+        self._logprobs = _LogprobsOfAnswer(generation, asked, echoes)
         self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
 
     def _chunk(self, event: ChoiceDelta) -> bytes:
@@ -126,7 +111,7 @@ class CompletionStream(ChunkStream):
             if not event.text:
                 return b""
             return self._head + b'{"index":%d,"text":%b' % (event.index, encode_json(event.text)) + self._text_tail
-        if not (event.text or event.finish_reason or self._options.return_token_ids or event.logprobs):
+        if not (event.text or event.finish_reason or self._wants_ids or event.logprobs):
             return b""
         choice: dict[str, Any] = {
             "index": event.index,
@@ -150,11 +135,13 @@ class CompletionStream(ChunkStream):
 class CompletionCollector:
     """``Collector`` of text completions."""
 
-    def __init__(self, head: AnswerHead, generation: Generation, options: CompletionOptions) -> None:
+    def __init__(
+        self, head: AnswerHead, generation: Generation, asked: CompletionRequest, echoes: list[str] | None
+    ) -> None:
         self._head = head
         self._generation = generation
-        self._options = options
-        self._logprobs = _LogprobsOfAnswer(generation, options)
+        self._asked = asked
+        self._logprobs = _LogprobsOfAnswer(generation, asked, echoes)
         count = len(generation.prompts) * generation.n
         self._texts: list[list[str]] = [[] for _ in range(count)]
         self._choices = [self._empty_choice(index) for index in range(count)]
@@ -163,9 +150,9 @@ class CompletionCollector:
         return CompletionChoice(
             index=index,
             text="",
-            logprobs=None if self._options.logprobs is None else CompletionLogprobs([], [], [], []),
+            logprobs=None if self._asked.logprobs is None else CompletionLogprobs([], [], [], []),
             finish_reason=None,
-            token_ids=[] if self._options.return_token_ids else msgspec.UNSET,
+            token_ids=[] if self._asked.return_token_ids else msgspec.UNSET,
         )
 
     def add(self, events: list[Event]) -> None:
@@ -205,5 +192,5 @@ class CompletionCollector:
             model=self._head.model,
             choices=self._choices,
             usage=self._generation.usage,
-            timings=self._generation.times_told if self._options.timings else msgspec.UNSET,
+            timings=self._generation.times_told if self._asked.timings else msgspec.UNSET,
         )

@@ -9,12 +9,11 @@ from ..core.errors import RequestError
 from ..core.sampling_params import SamplingParams
 from ..engine.input_processor import PreparedRequest, check_generates
 from .answer_plan import AnswerRequest
-from .chat import ChatCollector, ChatOptions, ChatStream, TemplateOptions, template_messages, template_variables
+from .chat import ChatCollector, ChatStream, TemplateOptions, alternatives, template_messages, template_variables
 from .completions import (
     DEFAULT_MAX_TOKENS,
     MAX_COMPLETIONS,
     CompletionCollector,
-    CompletionOptions,
     CompletionStream,
     split_prompts,
 )
@@ -48,14 +47,12 @@ class GenerationEndpoints:
         asked = exchange.asked
         check_stream_options(asked.stream, asked.stream_options)
         head, engine_id = self._context.answer_head("chatcmpl", asked.model, asked.request_id)
-        generation, options = await self.chat_generation(asked, engine_id)
+        generation = await self.chat_generation(asked, engine_id)
         if asked.stream:
-            return EventStreamResponse(generation, ChatStream(head, generation, options), exchange)
-        return CollectedResponse(generation, ChatCollector(head, generation, options), exchange)
+            return EventStreamResponse(generation, ChatStream(head, generation, asked), exchange)
+        return CollectedResponse(generation, ChatCollector(head, generation, asked), exchange)
 
-    async def chat_generation(
-        self, asked: ChatCompletionRequest, engine_id: str, *, clamp: bool = False
-    ) -> tuple[Generation, ChatOptions]:
+    async def chat_generation(self, asked: ChatCompletionRequest, engine_id: str, *, clamp: bool = False) -> Generation:
         """A conversation, checked and ready to run, whatever dialect asked for it. Raises ``RequestError``.
 
         ``clamp``: asking for more tokens than the context leaves is no error, but means what it leaves.
@@ -64,7 +61,8 @@ class GenerationEndpoints:
         messages = template_messages(asked.messages)
         tools = tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
         self._context.answers.check(tools)
-        options = ChatOptions.of(asked, messages)
+        if asked.top_logprobs and not asked.logprobs:
+            raise RequestError.at("top_logprobs", "is only allowed with logprobs set to true")
         check_logprobs(asked.top_logprobs, self._context.engine.config.max_logprobs, "top_logprobs")
         check_logprobs(asked.prompt_logprobs, self._context.engine.config.max_logprobs, "prompt_logprobs")
         renamed = {"logprobs": "top_logprobs", "structured_outputs": structured_field(asked)}
@@ -76,7 +74,7 @@ class GenerationEndpoints:
             asked,
             self._context.engine.config.model.default_sampling,
             max_tokens=max_tokens,
-            logprobs=options.top_logprobs,
+            logprobs=alternatives(asked),
             detokenize=True,
             renamed=renamed,
         )
@@ -103,7 +101,7 @@ class GenerationEndpoints:
         prompt: TokensPrompt = {"prompt_token_ids": ids, "prompt": text}
         prepared = await self._prepare_chat(prompt, params, asked.cache_salt, {"prompt": "messages"} | renamed, tools)
         splitters = self._context.answers.splitters(reading, text, params.n)
-        return Generation(self._context.engine, engine_id, [prepared], splitters=splitters), options
+        return Generation(self._context.engine, engine_id, [prepared], splitters=splitters)
 
     async def _prepare_chat(
         self,
@@ -142,10 +140,10 @@ class GenerationEndpoints:
             for prompt in prompts
         ]
         generation = Generation(self._context.engine, engine_id, prepared, discard_output=asked.max_tokens == 0)
-        options = CompletionOptions.of(asked, self._echoes(asked, prompts))
+        echoes = self._echoes(asked, prompts)
         if asked.stream:
-            return EventStreamResponse(generation, CompletionStream(head, generation, options), exchange)
-        return CollectedResponse(generation, CompletionCollector(head, generation, options), exchange)
+            return EventStreamResponse(generation, CompletionStream(head, generation, asked, echoes), exchange)
+        return CollectedResponse(generation, CompletionCollector(head, generation, asked, echoes), exchange)
 
     async def _prompts(self, asked: CompletionRequest) -> list[TokensPrompt]:
         encoder = self._context.encoder

@@ -67,7 +67,6 @@ class MessagesEndpoints:
 
     async def _start(self, asked: ChatCompletionRequest, message_id: str) -> Generation:
         try:
-            generation, _ = await self._generation.chat_generation(asked, message_id, clamp=True)
+            return await self._generation.chat_generation(asked, message_id, clamp=True)
         except RequestError as error:
             raise own_names(error) from error
-        return generation

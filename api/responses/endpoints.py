@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.errors import ContextLengthError, RequestError, UnsupportedFieldError
-from ..chat import ChatOptions
 from ..context import ServerContext
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
@@ -57,9 +56,9 @@ class ResponsesEndpoints:
             earlier = self.store.get(asked.previous_response_id, "previous_response_id").conversation
         response_id = f"resp_{uuid.uuid4().hex}"
         messages = chat_messages(asked.instructions, earlier, new)
-        generation, options = await self._fitting_generation(asked, messages, response_id)
+        generation = await self._fitting_generation(asked, messages, response_id)
         response = self._response(asked, response_id, model, generation)
-        builder = ResponseBuilder(response, generation, options.top_logprobs)
+        builder = ResponseBuilder(response, generation, top_logprobs(asked))
 
         def keep(answer: ResponseObject) -> None:
             if answer.store:
@@ -116,7 +115,7 @@ class ResponsesEndpoints:
 
     async def _fitting_generation(
         self, asked: ResponsesRequest, messages: list[ChatMessage], response_id: str
-    ) -> tuple[Generation, ChatOptions]:
+    ) -> Generation:
         """The generation; with truncation ``auto`` without as many of the oldest turns as do not fit the context."""
         try:
             return await self._start(asked, messages, response_id)
@@ -139,9 +138,7 @@ class ResponsesEndpoints:
         logger.info("%s: truncation left out the %d oldest messages", response_id, turns[low] - len(system))
         return await self._start(asked, system + messages[turns[low] :], response_id)
 
-    async def _start(
-        self, asked: ResponsesRequest, messages: list[ChatMessage], response_id: str
-    ) -> tuple[Generation, ChatOptions]:
+    async def _start(self, asked: ResponsesRequest, messages: list[ChatMessage], response_id: str) -> Generation:
         try:
             return await self._generation.chat_generation(chat_request(asked, messages), response_id)
         except RequestError as error:
