@@ -59,7 +59,7 @@ class AsyncLLM:
             transport.close()
             raise
         self._inputs = InputProcessor(config, self.tokenizer, transport.client_index)
-        self._outputs = OutputProcessor(self.tokenizer, stat_loggers, transport.client_index)
+        self._outputs = OutputProcessor(self.tokenizer, stat_loggers)
 
     @classmethod
     def from_engine_args(

@@ -17,7 +17,6 @@ import numpy as np
 from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreRequest
 from ..core.errors import ContextLengthError, RequestError
-from ..core.grammar import GrammarSpec
 from ..core.pooling_params import PoolingParams
 from ..core.sampling_params import RequestOutputKind, SamplingParams
 from .grammar_door import GrammarDoor
@@ -39,35 +38,16 @@ class PreparedRequest:
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    seed: int
-    max_total_tokens: int
-    eos_token_ids: list[int]
-    bad_words: list[list[int]]
-    cache_salt: str | None
-    arrival_time: float
-    grammar: GrammarSpec | None = None
-    pooling: PoolingParams | None = None
-    """Wants the prompt's vector; ``params`` then says nothing."""
-    whole_prompt: bool = False
+    message: EngineCoreRequest
+    """What the engine is sent, but for the names and seeds of the completions."""
 
-    def core_request(self, request_id: str, handle: int, index: int, client_index: int = 0) -> EngineCoreRequest:
+    def core_request(self, request_id: str, handle: int, index: int) -> EngineCoreRequest:
         """The message for completion ``index``. Each one has a seed of its own."""
-        return EngineCoreRequest(
+        return msgspec.structs.replace(
+            self.message,
             request_id=request_id if self.params.n == 1 else f"{request_id}-{index}",
             handle=handle,
-            client_index=client_index,
-            prompt_token_ids=np.array(self.prompt_token_ids, dtype=np.int32).tobytes(),
-            # The workers need the grammar, not what it was made of.
-            params=self.params if self.grammar is None else self.params.replace(structured_outputs=None),
-            seed=(self.seed + index + 2**63) % 2**64 - 2**63,  # the sampler takes it modulo 2**64 as well
-            max_total_tokens=self.max_total_tokens,
-            arrival_time=self.arrival_time,
-            eos_token_ids=self.eos_token_ids,
-            bad_words=self.bad_words,
-            cache_salt=self.cache_salt,
-            grammar=self.grammar,
-            pooling=self.pooling,
-            whole_prompt=self.whole_prompt,
+            seed=(self.message.seed + index + 2**63) % 2**64 - 2**63,  # the sampler takes it modulo 2**64 as well
         )
 
 
@@ -77,6 +57,7 @@ class InputProcessor:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, client_index: int = 0) -> None:
         self._config = config
         self._tokenizer = tokenizer
+        self._client_index = client_index
         self._vocab_size = config.model.vocab_size
         self.max_model_len = config.scheduler.max_model_len
         """Tokens that one request may have; the engine may lower it once it knows its memory."""
@@ -101,15 +82,11 @@ class InputProcessor:
         return isinstance(text, str) and len(text) > LONG_TEXT
 
     def prepare(
-        self,
-        prompt: PromptInput,
-        params: SamplingParams | PoolingParams,
-        cache_salt: str | None = None,
-        arrival_time: float | None = None,
+        self, prompt: PromptInput, params: SamplingParams | PoolingParams, cache_salt: str | None = None
     ) -> PreparedRequest:
         """Check a request and resolve it against the model. Raises ``RequestError``."""
         if isinstance(params, PoolingParams):
-            return self._prepare_pooling(prompt, params, cache_salt, arrival_time)
+            return self._prepare_pooling(prompt, params, cache_salt)
         check_generates(self._config)
         text, token_ids = self._tokens(prompt)
         self._check_params(params)
@@ -132,23 +109,25 @@ class InputProcessor:
             )
         grammar = None if params.structured_outputs is None else self._grammars.admit(params.structured_outputs)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(62)
-        return PreparedRequest(
-            prompt=text,
-            prompt_token_ids=token_ids,
-            params=params,
+        message = EngineCoreRequest(
+            request_id="",
+            handle=0,
+            client_index=self._client_index,
+            prompt_token_ids=np.array(token_ids, dtype=np.int32).tobytes(),
+            # The workers need the grammar, not what it was made of.
+            params=params if grammar is None else params.replace(structured_outputs=None),
             seed=seed,
             max_total_tokens=length + max_tokens,
             # A complete grammar allows nothing but an end token, so that one ends the request in any case.
             eos_token_ids=[] if params.ignore_eos and grammar is None else self._eos_token_ids,
             bad_words=self._bad_words(params),
             cache_salt=cache_salt,
-            arrival_time=arrival_time or time.time(),
+            arrival_time=time.time(),
             grammar=grammar,
         )
+        return PreparedRequest(text, token_ids, params, message)
 
-    def _prepare_pooling(
-        self, prompt: PromptInput, params: PoolingParams, cache_salt: str | None, arrival_time: float | None
-    ) -> PreparedRequest:
+    def _prepare_pooling(self, prompt: PromptInput, params: PoolingParams, cache_salt: str | None) -> PreparedRequest:
         _check_salt(cache_salt)
         pooling = self._config.model.pooling
         pair = params.second_text_at is not None
@@ -160,19 +139,21 @@ class InputProcessor:
         text, ids = self._tokens(prompt, params.cut_to(self.max_model_len))
         if len(ids) > self.max_model_len:
             raise self._too_long(f"{len(ids)}; shorten it, or cut it with truncate_prompt_tokens")
-        return PreparedRequest(
-            prompt=text,
-            prompt_token_ids=ids,
-            params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, priority=params.priority),
+        unsaid = SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, priority=params.priority)
+        message = EngineCoreRequest(
+            request_id="",
+            handle=0,
+            client_index=self._client_index,
+            prompt_token_ids=np.array(ids, dtype=np.int32).tobytes(),
+            params=unsaid,
             seed=0,
             max_total_tokens=len(ids) + 1,
-            eos_token_ids=[],
-            bad_words=[],
             cache_salt=cache_salt,
-            arrival_time=arrival_time or time.time(),
+            arrival_time=time.time(),
             pooling=params.replace(normalize=pooling.normalize) if params.normalize is None else params,
             whole_prompt=pooling.kind == "mean",
         )
+        return PreparedRequest(text, ids, unsaid, message)
 
     def _too_long(self, told: str) -> ContextLengthError:
         return ContextLengthError.over(self.max_model_len, f"the prompt is too long: it has {told}", "prompt")

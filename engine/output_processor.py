@@ -87,7 +87,7 @@ class RequestState:
         self.completions: list[CompletionState] = []
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]  # nothing precedes the first token
         self.num_cached_tokens: int | None = None
-        self.timings = RequestTimings(arrival=prepared.arrival_time)
+        self.timings = RequestTimings(arrival=prepared.message.arrival_time)
         self.num_unfinished = prepared.params.n
         self.num_generated = 0
         """Tokens of all completions."""
@@ -127,11 +127,8 @@ class RequestState:
 class OutputProcessor:
     """All requests of one client of the engine. Not thread-safe: one thread adds, processes and takes."""
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, stat_loggers: Sequence[StatLogger] = (), client_index: int = 0
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stat_loggers: Sequence[StatLogger] = ()) -> None:
         self._tokenizer = tokenizer
-        self._client_index = client_index
         self._loggers = stat_loggers
         """May grow until the first request comes."""
         self._completions: dict[int, CompletionState] = {}
@@ -153,7 +150,7 @@ class OutputProcessor:
             completion = CompletionState(state, index, self._next_handle, detokenizer)
             state.completions.append(completion)
             self._completions[completion.handle] = completion
-            messages.append(prepared.core_request(request_id, completion.handle, index, self._client_index))
+            messages.append(prepared.core_request(request_id, completion.handle, index))
         self.requests[request_id] = state
         return messages
 
@@ -200,7 +197,7 @@ class OutputProcessor:
             to_abort += self._add_prompt_logprobs(delta)
         for pooled in outputs.pooled:
             completion = self._completions.get(pooled.handle)
-            if completion is not None and (params := completion.request.prepared.pooling) is not None:
+            if completion is not None and (params := completion.request.prepared.message.pooling) is not None:
                 completion.vector = params.finish(pooled.values)
         ends = {finished.handle: finished for finished in outputs.finished}
         logprobs = {delta.index: delta for delta in outputs.logprobs}

@@ -45,7 +45,7 @@ def forced(**fields: Any) -> SamplingParams:
 
 
 def test_the_last_token_of_the_context_can_be_used(door: InputProcessor) -> None:
-    assert prepare(door, [5] * 255, max_tokens=1).max_total_tokens == 256
+    assert prepare(door, [5] * 255, max_tokens=1).message.max_total_tokens == 256
 
 
 def test_one_token_more_than_the_context_is_refused_with_all_the_numbers(door: InputProcessor) -> None:
@@ -63,14 +63,14 @@ def test_a_prompt_that_fills_the_context_is_refused(door: InputProcessor) -> Non
 
 def test_without_max_tokens_the_rest_of_the_context_is_used(door: InputProcessor) -> None:
     request = prepare(door, [5] * 250, max_tokens=None)
-    assert request.max_total_tokens - len(request.prompt_token_ids) == 6
+    assert request.message.max_total_tokens - len(request.prompt_token_ids) == 6
 
 
 def test_a_context_cut_by_the_engine_counts(door: InputProcessor) -> None:
     door.max_model_len = 64
     with pytest.raises(ContextLengthError, match="64"):
         prepare(door, [5] * 60, max_tokens=5)
-    assert prepare(door, [5] * 60, max_tokens=4).max_total_tokens == 64
+    assert prepare(door, [5] * 60, max_tokens=4).message.max_total_tokens == 64
 
 
 def test_min_tokens_above_what_can_be_generated_is_refused(door: InputProcessor) -> None:
@@ -246,20 +246,20 @@ def test_a_cache_salt_must_be_text(door: InputProcessor, salt: Any) -> None:
 
 def test_ignore_eos_leaves_no_end_token(tokenizer: Tokenizer) -> None:
     door = with_end_tokens([2, 7], tokenizer)
-    assert prepare(door, [5]).eos_token_ids == [2, 7]
-    assert prepare(door, [5], ignore_eos=True).eos_token_ids == []
+    assert prepare(door, [5]).message.eos_token_ids == [2, 7]
+    assert prepare(door, [5], ignore_eos=True).message.eos_token_ids == []
 
 
 def test_end_tokens_outside_of_the_vocabulary_and_repeated_ones_are_dropped(tokenizer: Tokenizer) -> None:
-    assert prepare(with_end_tokens([7, 2, 7, VOCAB_SIZE, -1], tokenizer), [5]).eos_token_ids == [2, 7]
+    assert prepare(with_end_tokens([7, 2, 7, VOCAB_SIZE, -1], tokenizer), [5]).message.eos_token_ids == [2, 7]
 
 
 def test_the_tokenizers_end_token_serves_a_model_that_names_none(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert prepare(with_end_tokens([], tokenizer), [5]).eos_token_ids == [tokenizer.eos_token_id]
+    assert prepare(with_end_tokens([], tokenizer), [5]).message.eos_token_ids == [tokenizer.eos_token_id]
     assert not caplog.records
-    assert prepare(with_end_tokens([], None), [5]).eos_token_ids == []
+    assert prepare(with_end_tokens([], None), [5]).message.eos_token_ids == []
     assert "no end token" in caplog.text
 
 
@@ -296,17 +296,17 @@ def test_seeds_at_the_edges_of_64_bits_can_be_sent_and_differ(door: InputProcess
 
 def test_requests_without_a_seed_get_different_ones_the_same_in_every_run(tokenizer: Tokenizer) -> None:
     first, again = (InputProcessor(text_config(), tokenizer) for _ in range(2))
-    seeds = [prepare(first, [5]).seed for _ in range(50)]
+    seeds = [prepare(first, [5]).message.seed for _ in range(50)]
     assert len(set(seeds)) == 50
-    assert seeds == [prepare(again, [5]).seed for _ in range(50)]
+    assert seeds == [prepare(again, [5]).message.seed for _ in range(50)]
     other_client = InputProcessor(text_config(), tokenizer, client_index=1)
-    assert seeds[0] != prepare(other_client, [5]).seed
+    assert seeds[0] != prepare(other_client, [5]).message.seed
 
 
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40), st.integers(1, 200))
 def test_a_request_survives_the_way_to_the_engine(tmp_path_factory: Any, ids: list[int], max_tokens: int) -> None:
     door = InputProcessor(text_config(), None)
-    request = door.prepare(ids, SamplingParams(max_tokens=max_tokens, logit_bias={3: -1.0}, seed=9), "salt", 5.0)
+    request = door.prepare(ids, SamplingParams(max_tokens=max_tokens, logit_bias={3: -1.0}, seed=9), "salt")
     sent = request.core_request("r", 3, 0)
     got = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=EngineCoreRequest)
     assert got == sent
@@ -315,7 +315,7 @@ def test_a_request_survives_the_way_to_the_engine(tmp_path_factory: Any, ids: li
 
 
 def test_bad_words_become_token_ids(door: InputProcessor) -> None:
-    words = prepare(door, [5], bad_words=["hat"]).bad_words
+    words = prepare(door, [5], bad_words=["hat"]).message.bad_words
     assert words
     assert all(isinstance(token, int) for word in words for token in word)
 

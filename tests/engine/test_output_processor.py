@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -452,7 +453,8 @@ class Notes:
 def test_times_and_counts_of_a_request_are_those_of_its_messages(tokenizer: Tokenizer) -> None:
     notes = Notes()
     desk = Desk(tokenizer, [notes])
-    request = desk.inputs.prepare([5, 6, 7], SamplingParams(max_tokens=2), arrival_time=100.0)
+    request = desk.inputs.prepare([5, 6, 7], SamplingParams(max_tokens=2))
+    request.message = msgspec.structs.replace(request.message, arrival_time=100.0)
     (message,) = desk.processor.add("r", request, lambda: None)
     handle = message.handle
     desk.processor.process(outputs(started=[Started(handle, 101.0, 2)], time=101.5))

@@ -173,11 +173,11 @@ class StubEngine:
         name = str(request_id)
         ids = prompt.prompt_token_ids
         self.started.append((name, ids, sampling_params))
-        self.salts.append(prompt.cache_salt)
+        self.salts.append(prompt.message.cache_salt)
         self.running.add(name)
         timings = RequestTimings(time.time(), time.time(), time.time())
         try:
-            steps = self._steps(ids, sampling_params) if prompt.pooling is None else [[_pooled(prompt)]]
+            steps = self._steps(ids, sampling_params) if prompt.message.pooling is None else [[_pooled(prompt)]]
             for step, outputs in enumerate(steps):
                 await self._pace(step)
                 timings.first_token = timings.first_token or time.time()
@@ -287,9 +287,9 @@ class StubEngine:
 
 def _pooled(prompt: PreparedRequest) -> CompletionOutput:
     """A vector of eight numbers that depend on the ids and nothing else."""
-    assert prompt.pooling is not None
+    assert prompt.message.pooling is not None
     numbers = np.random.default_rng(prompt.prompt_token_ids).standard_normal(8, dtype=np.float32)
-    vector = prompt.pooling.finish(numbers.tobytes())
+    vector = prompt.message.pooling.finish(numbers.tobytes())
     return CompletionOutput(0, "", [], None, "stop", vector=vector)
 
 
