@@ -123,7 +123,6 @@ async def _own_engine(args: EngineArgs, batch: BatchArgs) -> AsyncIterator[httpx
     """The server's own application, called without a socket: a batch gets the very answers that a client would."""
     from ..engine.async_llm import AsyncLLM
     from .app import build_app
-    from .chat_template import ChatTemplate
     from .context import ServerContext
     from .metrics import Metrics
     from .server import DEFAULT_MODEL_NAME
@@ -134,9 +133,7 @@ async def _own_engine(args: EngineArgs, batch: BatchArgs) -> AsyncIterator[httpx
     try:
         await engine.wait_ready()
         names = batch.served_model_name or [args.model or DEFAULT_MODEL_NAME]
-        tokenizer = engine.tokenizer
-        template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, batch.chat_template)
-        context = ServerContext(engine, ServerArgs(), names, template)
+        context = ServerContext(engine, ServerArgs(chat_template=batch.chat_template), names)
         app = build_app(context, Metrics(names[0], engine.config))
         try:
             async with httpx.AsyncClient(

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -15,24 +14,9 @@ from .fields import IGNORED_FIELDS_HEADER, EndpointFields, FieldCheck
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
-T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedBody(Generic[T_co]):
-    """A request body that holds together."""
-
-    request: T_co
-    ignored_fields: list[str]
-    """Names of unknown fields, made safe for headers and logs."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The response header that names the ignored fields, if there are any."""
-        return {IGNORED_FIELDS_HEADER: ", ".join(self.ignored_fields)} if self.ignored_fields else {}
 
 
 class BodyParser(Generic[T]):
@@ -44,18 +28,23 @@ class BodyParser(Generic[T]):
         self._check = FieldCheck(fields, strict)
         self._limit = limit
 
-    async def parse(self, request: Request) -> ParsedBody[T]:
-        """Read and parse the body of an HTTP request. Raises ``RequestError``, ``BodyTooLargeError``."""
-        parsed = self.decode(await read_body(request, self._limit))
-        if parsed.ignored_fields:
-            logger.warning("%s: ignored unknown fields: %s", request.url.path, ", ".join(parsed.ignored_fields))
-        return parsed
+    async def parse(self, request: Request) -> tuple[T, dict[str, str]]:
+        """What the body of an HTTP request asks for, and the response header that names ignored fields, if any are.
 
-    def decode(self, body: bytes) -> ParsedBody[T]:
-        """Parse a whole body. Raises ``RequestError``."""
+        Raises ``RequestError``, ``BodyTooLargeError``.
+        """
+        asked, ignored = self._decode(await read_body(request, self._limit))
+        if not ignored:
+            return asked, {}
+        names = ", ".join(ignored)
+        logger.warning("%s: ignored unknown fields: %s", request.url.path, names)
+        return asked, {IGNORED_FIELDS_HEADER: names}
+
+    def _decode(self, body: bytes) -> tuple[T, list[str]]:
+        """What a whole body asks for, and its unknown fields, made safe for headers and logs."""
         try:
             ignored = self._check.check(self._names.decode(body))
-            return ParsedBody(self._decoder.decode(body), ignored)
+            return self._decoder.decode(body), ignored
         except msgspec.ValidationError as error:
             raise _type_error(error) from error
         except msgspec.DecodeError as error:

@@ -7,6 +7,7 @@ Hugging Face's templates count on, and with limits on their output's size and ti
 import json
 import re
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,7 +52,7 @@ class ChatTemplate:
         self.source = "\n".join(sources.values())
         """The Jinja source, for what it tells of its model."""
         self.knows_tools = _KNOWS_TOOLS.search(self.source) is not None
-        """False for a template that does not tell its model of tools; see ``adapted``."""
+        """False for a template that does not tell its model of tools; see ``prompt``."""
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
@@ -73,15 +74,15 @@ class ChatTemplate:
         """False for a model without chat template: ``render`` refuses every conversation."""
         return bool(self._templates)
 
-    def adapted(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        """Messages and tools for ``render``: a template that knows no tools gets them told in the system message."""
-        if self.knows_tools:
-            return messages, tools
-        if "tool_calls" not in self.source:
-            messages = messages_with_results(messages)
-        return (messages_with_tools(messages, tools) if tools else messages), None
+    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any) -> str:
+        """As ``render``. A template that knows no tools gets them told in the system message, and calls as text."""
+        if not self.knows_tools:
+            if "tool_calls" not in self.source:
+                messages = messages_with_results(messages)
+            if tools:
+                messages = messages_with_tools(messages, tools)
+            tools = None
+        return self.render(messages, tools=tools, **options)
 
     def render(
         self,
@@ -183,25 +184,40 @@ def _render_calls(template: jinja2.Template, context: dict[str, Any]) -> str:
     try:
         return _render(template, context)
     except TypeError:
-        written = [_written(message) for message in context["messages"]]
+        written = [_with_arguments(message, _as_text) for message in context["messages"]]
         if written == context["messages"]:
             raise
         return _render(template, context | {"messages": written})
 
 
-def _written(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its calls as JSON text."""
+def _with_arguments(message: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls in another form."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
-    return message | {"tool_calls": [_written_call(call) for call in calls]}
+    return message | {"tool_calls": [_converted(call, convert) for call in calls]}
 
 
-def _written_call(call: Any) -> Any:
+def _converted(call: Any, convert: Callable[[Any], Any]) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or isinstance(function.get("arguments", ""), str):
+    if not isinstance(function, dict) or "arguments" not in function:
         return call
-    return call | {"function": function | {"arguments": _to_json(function["arguments"])}}
+    return call | {"function": function | {"arguments": convert(function["arguments"])}}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else _to_json(arguments)
+
+
+def _as_object(arguments: Any) -> Any:
+    """OpenAI sends a call's arguments as JSON text; templates write them out as JSON themselves."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def _prepare(message: dict[str, Any]) -> dict[str, Any]:
@@ -210,21 +226,7 @@ def _prepare(message: dict[str, Any]) -> dict[str, Any]:
     reasoning = next((prepared[name] for name in _REASONING_FIELDS if name in prepared), None)
     if reasoning is not None:
         prepared = {"thinking": reasoning} | prepared | {"reasoning_content": reasoning}
-    if isinstance(prepared.get("tool_calls"), list):
-        prepared["tool_calls"] = [_prepare_call(call) for call in prepared["tool_calls"]]
-    return prepared
-
-
-def _prepare_call(call: Any) -> Any:
-    """OpenAI sends a call's arguments as JSON text; templates write them out as JSON themselves."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        return call
-    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
+    return _with_arguments(prepared, _as_object)
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> None:

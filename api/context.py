@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from ..core.errors import EngineDeadError, RequestError, UnknownModelError
+from ..core.errors import ConfigurationError, EngineDeadError, RequestError, UnknownModelError
 from ..core.pooling_params import PoolingParams
 from ..core.sampling_params import SamplingParams
 from ..engine.async_llm import AsyncLLM
 from ..engine.input_processor import PreparedRequest
+from ..engine.tokenizer import Tokenizer
 from .answer_plan import AnswerPlan
 from .body import BodyParser
 from .chat import TemplateOptions
@@ -41,16 +42,16 @@ class ServerContext:
         engine: AsyncLLM,
         args: ServerArgs,
         model_names: list[str],
-        chat_template: ChatTemplate | None,
         numbers: SharedNumbers | None = None,
     ) -> None:
+        """Raises ``ConfigurationError`` for a chat template or a parser that cannot be used."""
         self.engine = engine
         self.args = args
         self.model_names = model_names
         """Names that requests may give; answers carry the first where a request gives none."""
-        self.chat_template = chat_template
-        """None: the model has none, or there is no tokenizer."""
-        self.answers = AnswerPlan(args, chat_template, engine.tokenizer)
+        self.chat_template = _chat_template(engine.tokenizer, args.chat_template)
+        """None: there is no tokenizer."""
+        self.answers = AnswerPlan(args, self.chat_template, engine.tokenizer)
         limit = engine.config.scheduler.max_num_seqs + args.max_queued_requests
         self.open_requests = OpenRequests(limit, numbers)
         self.encoder = PromptEncoder(engine)
@@ -89,8 +90,8 @@ class ServerContext:
         log = RequestLog(request.url.path, request.scope["octavo.request_id"], self.engine.config.log_requests)
         keep_log(request.scope, log)
         self.require_ready()
-        body = await bodies.parse(request)
-        return Exchange(body.request, body.headers, log, self.open_requests)
+        asked, headers = await bodies.parse(request)
+        return Exchange(asked, headers, log, self.open_requests)
 
     def resolve_model(self, name: str | None) -> str:
         """The name that answers carry. Raises ``UnknownModelError`` for a model that is not served."""
@@ -126,10 +127,8 @@ class ServerContext:
         if template is None:
             raise RequestError("this server has no chat template: it runs with --skip-tokenizer-init", "messages")
 
-        messages, tools = template.adapted(messages, tools)
-
         def render() -> str:
-            return template.render(
+            return template.prompt(
                 messages,
                 tools=tools,
                 add_generation_prompt=options.add_generation_prompt,
@@ -150,6 +149,14 @@ class ServerContext:
         if _REQUEST_ID.fullmatch(request_id) is None:
             raise RequestError.at("request_id", "must be 1 to 128 printable ASCII characters without spaces")
         return AnswerHead(f"{prefix}-{request_id}", now, name), f"{prefix}-{request_id}-{unique[:8]}"
+
+
+def _chat_template(tokenizer: Tokenizer | None, override: str | None) -> ChatTemplate | None:
+    if tokenizer is not None:
+        return ChatTemplate.from_tokenizer(tokenizer, override)
+    if override is not None:
+        raise ConfigurationError("--chat-template needs a tokenizer; leave out --skip-tokenizer-init")
+    return None
 
 
 def usable_request_id(header: str) -> str | None:

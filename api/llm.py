@@ -177,21 +177,17 @@ class LLM:
         ``tools`` are told to the model; its text then holds its calls, which ``octavo.api.tools`` has parsers for.
         """
         template = self._chat_template()
-        adapted = [
-            template.adapted([dict(message) for message in conversation], tools)
-            for conversation in _as_conversations(messages)
-        ]
         prompts = [
             self._rendered(
-                template.render(
-                    conversation,
-                    tools=shown,
+                template.prompt(
+                    [dict(message) for message in conversation],
+                    tools=tools,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                     **(chat_template_kwargs or {}),
                 )
             )
-            for conversation, shown in adapted
+            for conversation in _as_conversations(messages)
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 

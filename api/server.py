@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.engine_args import EngineArgs
-from ..core.errors import ConfigurationError, EngineDeadError, OctavoError
+from ..core.errors import EngineDeadError, OctavoError
 from ..core.startup import StartupTimeline
 from ..engine.stat_logger import StatLogger
 from .auth import check_keys
@@ -152,16 +152,11 @@ class ServerLife:
     ) -> None:
         # Imported while the engine's process loads the model.
         from .app import build_app
-        from .chat_template import ChatTemplate
         from .context import ServerContext
         from .http_server import HttpServer
         from .metrics import Metrics
 
         args, model_names = place.args, place.model_names
-        tokenizer = engine.tokenizer
-        if tokenizer is None and args.chat_template is not None:
-            raise ConfigurationError("--chat-template needs a tokenizer; leave out --skip-tokenizer-init")
-        template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, args.chat_template)
         metrics = Metrics(model_names[0], engine.config, place.numbers)
         loggers.append(metrics)
         self._engine = engine
@@ -171,7 +166,7 @@ class ServerLife:
         self._stop = stop
         tls = server_tls(args)
         self._url = listener_url(place.listener, args.host, "http" if tls is None else "https")
-        self._context = ServerContext(engine, args, model_names, template, place.numbers)
+        self._context = ServerContext(engine, args, model_names, place.numbers)
         self._context.created = place.created
         self._tracing = open_tracing(args.otlp_endpoint, model_names[0])
         self._http = HttpServer(build_app(self._context, metrics, self._tracing), place.listener, tls)

@@ -79,8 +79,7 @@ class ServiceEndpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text, or of a conversation as the model would get it."""
-        body = await self._tokenize_bodies.parse(request)
-        asked = body.request
+        asked, headers = await self._tokenize_bodies.parse(request)
         self._context.resolve_model(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError("exactly one of prompt and messages is required", "prompt")
@@ -100,7 +99,7 @@ class ServiceEndpoints:
         ids = await encoder.encode(text, add_special_tokens, param)
         texts = [encoder.tokenizer.token_text(token_id) for token_id in ids] if asked.return_token_strs else None
         answer = TokenizeAnswer(count=len(ids), max_model_len=self._context.max_model_len, tokens=ids, token_strs=texts)
-        return json_response(answer, headers=body.headers)
+        return json_response(answer, headers=headers)
 
     async def tokenizer_info(self, _request: Request) -> Response:
         """The tokenizer's special tokens and its chat template, for clients that tokenize here."""
@@ -116,8 +115,7 @@ class ServiceEndpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        body = await self._detokenize_bodies.parse(request)
-        asked = body.request
+        asked, headers = await self._detokenize_bodies.parse(request)
         self._context.resolve_model(asked.model)
         limit = self._context.engine.config.model.vocab_size
         wrong = next((token_id for token_id in asked.tokens if not 0 <= token_id < limit), None)
@@ -128,4 +126,4 @@ class ServiceEndpoints:
         text = await encoder.off_loop(
             4 * len(asked.tokens), lambda: tokenizer.decode(asked.tokens, skip_special_tokens=False)
         )
-        return json_response(DetokenizeAnswer(prompt=text), headers=body.headers)
+        return json_response(DetokenizeAnswer(prompt=text), headers=headers)

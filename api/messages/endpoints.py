@@ -60,10 +60,10 @@ class MessagesEndpoints:
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation without answering it."""
         shape_errors(request.scope, message_error_response)
-        body = await self._count_bodies.parse(request)
-        self._context.resolve_model(body.request.model)
-        generation = await self._start(chat_request(body.request), "count")
-        return json_response(TokenCount(generation.num_prompt_tokens), headers=body.headers)
+        asked, headers = await self._count_bodies.parse(request)
+        self._context.resolve_model(asked.model)
+        generation = await self._start(chat_request(asked), "count")
+        return json_response(TokenCount(generation.num_prompt_tokens), headers=headers)
 
     async def _start(self, asked: ChatCompletionRequest, message_id: str) -> Generation:
         try:

@@ -10,7 +10,6 @@ import httpx
 from stub_engine import StubEngine
 
 from octavo.api.app import build_app
-from octavo.api.chat_template import ChatTemplate
 from octavo.api.context import ServerContext
 from octavo.api.metrics import Metrics
 from octavo.api.server_args import ServerArgs
@@ -27,9 +26,7 @@ class StubApp:
 
     def __init__(self, engine: StubEngine | None = None, **args: Any) -> None:
         self.engine = engine or StubEngine()
-        tokenizer = self.engine.tokenizer
-        template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer)
-        self.context = ServerContext(self.engine, ServerArgs(**args), [MODEL, "other-name"], template)
+        self.context = ServerContext(self.engine, ServerArgs(**args), [MODEL, "other-name"])
         self.metrics = Metrics(MODEL, self.engine.config)
         self.app = build_app(self.context, self.metrics)
 
