@@ -8,6 +8,7 @@ import httpx
 import msgspec
 
 from ..core.errors import OctavoError
+from .config_file import UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -57,6 +58,13 @@ class ServerClient:
             return [model["id"] for model in msgspec.json.decode(response.content)["data"]]
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise ServerAnswerError(f"{self.url} does not answer like an OpenAI-compatible server") from error
+
+    def first_model(self) -> str:
+        """The first of them. Raises ``UsageError`` if there is none."""
+        models = self.models()
+        if not models:
+            raise UsageError(f"{self.url} offers no model; name one with --model")
+        return models[0]
 
     def stream_chat(self, messages: list[dict[str, str]], **parameters: Any) -> Iterator[str | StreamUsage]:
         """Yields the answer's text piece by piece, then the usage if the server tells it."""

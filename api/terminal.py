@@ -74,7 +74,7 @@ def complete(prompt: str | None = None, /, *, terminal: TerminalArgs | None = No
         raise UsageError("there is no text to continue; give it as PROMPT or on standard input")
     text = sys.stdin.read() if prompt is None else prompt
     with ServerClient(terminal.url, api_key=terminal.api_key) as client:
-        model = terminal.model or _first_model(client)
+        model = terminal.model or client.first_model()
         answer = Answer(client.stream_completion(text, model=model, **terminal.sampling()))
         for piece in answer:
             _write(piece)
@@ -94,7 +94,7 @@ def chat(*, system: str | None = None, terminal: TerminalArgs | None = None) -> 
     """
     terminal = terminal or TerminalArgs()
     with ServerClient(terminal.url, api_key=terminal.api_key) as client:
-        model = terminal.model or _first_model(client)
+        model = terminal.model or client.first_model()
         interactive = sys.stdin.isatty()
         if interactive:
             _enable_line_editing()
@@ -274,13 +274,6 @@ def _until_end(read_line: Callable[[str], str], prompt: str) -> Iterator[str]:
         if line.strip() == BLOCK_MARK:
             return
         yield line
-
-
-def _first_model(client: ServerClient) -> str:
-    models = client.models()
-    if not models:
-        raise UsageError(f"{client.url} offers no model; name one with --model")
-    return models[0]
 
 
 def _enable_line_editing() -> None:

@@ -51,7 +51,6 @@ class RequestTimings:
     """When things happened to a request, in seconds of ``time.time()``; None until they do."""
 
     arrival: float
-    queued: float | None = None
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None

@@ -1,7 +1,6 @@
 """The model's tokenizer: text to ids, ids to text, and what each id stands for."""
 
 import json
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,6 @@ from .detokenizer import (
 from .stop_strings import StopScanner
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _WORD_MARK = "\u2581"
 _LONG_TEXT = 2000
 """Characters from which on the call without offsets is faster, in spite of its thread pool."""

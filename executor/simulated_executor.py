@@ -1,4 +1,4 @@
-"""A worker without a model: real block tables, a virtual clock, and tokens that depend on what the cache holds.
+"""A worker without a model: real block tables, and tokens that depend on what the cache holds.
 
 Each "key" is a number made from one token and its position. A step writes the numbers of its tokens where the block
 table says, then reads the numbers of the whole context through the block table, as attention would; the token drawn
@@ -7,7 +7,6 @@ other tokens changes the tokens that come out, so comparing with a lone run chec
 """
 
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def _keys(token_ids: np.ndarray, start: int) -> np.ndarray:
+def context_keys(token_ids: np.ndarray, start: int) -> np.ndarray:
     """The "keys" of tokens at positions from ``start`` on."""
     positions = np.arange(start, start + len(token_ids), dtype=np.uint64)
     return _mix(token_ids.astype(np.uint64) * _MIX + positions)
@@ -37,31 +36,6 @@ def draw_token(keys: np.ndarray, seed: int, vocab_size: int) -> int:
     total = keys.sum(dtype=np.uint64, keepdims=True)
     mixed = _mix(total + np.array([seed % 2**64], dtype=np.uint64) * _MIX)
     return int(mixed[0] % np.uint64(vocab_size))
-
-
-def continuation(prompt: list[int], num_tokens: int, seed: int, vocab_size: int) -> list[int]:
-    """What the simulated model answers to a prompt, computed without any cache."""
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        tokens.append(draw_token(_keys(np.array(tokens), 0), seed, vocab_size))
-    return tokens[len(prompt) :]
-
-
-def pooled_sum(prompt: list[int]) -> bytes:
-    """What the simulated model pools a prompt to, computed without any cache."""
-    return _keys(np.array(prompt), 0).sum(dtype=np.uint64).tobytes()
-
-
-@dataclass(slots=True)
-class CostModel:
-    """Seconds of one step: ``base + per_token * tokens + per_context * tokens of context read``."""
-
-    base: float = 5e-3
-    per_token: float = 2e-5
-    per_context: float = 1e-8
-
-    def seconds(self, num_tokens: int, num_context: int) -> float:
-        return self.base + self.per_token * num_tokens + self.per_context * num_context
 
 
 class _Slot:
@@ -76,16 +50,10 @@ class _Slot:
 
 
 class SimulatedExecutor(Executor):
-    """Runs steps at once, in no time; ``clock`` says how long they would have taken."""
+    """Runs steps at once, in no time."""
 
-    def __init__(self, config: EngineConfig, cost: CostModel | None = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self.clock = 0.0
-        """Virtual seconds since the start."""
-        self.steps: list[SchedulerOutput] = []
-        """Every step that was run, for tests to look at."""
-        self.keep_steps = False
-        self._cost = cost or CostModel()
         self._slots: dict[int, _Slot] = {}
         self._decodes = np.empty(0, dtype=np.int32)
         self._block_size = config.cache.block_size
@@ -95,8 +63,6 @@ class SimulatedExecutor(Executor):
         return [{"num_blocks": len(self._keys), "load": {}, "allocate": {}, "start_grammar": ""}[method]]
 
     def execute(self, output: SchedulerOutput) -> StepFuture:
-        if self.keep_steps:
-            self.steps.append(output)
         for slot in output.released:
             del self._slots[slot]
         for new in output.new:
@@ -113,8 +79,6 @@ class SimulatedExecutor(Executor):
             self._write(chunk)
         drawn = [self._read(chunk) for chunk in work]
         pooled = [self._pool(chunk.slot) for chunk in output.chunks if self._complete(chunk.slot)]
-        context = sum(self._slots[chunk.slot].num_computed for chunk in work)
-        self.clock += self._cost.seconds(output.num_tokens, context)
         future: Future[ModelRunnerOutput] = Future()
         tokens = np.array([token for token in drawn if token is not None], dtype=np.int32)
         future.set_result(ModelRunnerOutput(output.step, tokens, pooled=pooled))
@@ -124,7 +88,7 @@ class SimulatedExecutor(Executor):
         slot = self._slots[chunk.slot]
         start, end = slot.num_computed, slot.num_computed + chunk.num_tokens
         assert end <= len(slot.tokens), f"slot {chunk.slot} computes tokens that nobody knows"
-        for position, key in enumerate(_keys(np.array(slot.tokens[start:end]), start).tolist(), start):
+        for position, key in enumerate(context_keys(np.array(slot.tokens[start:end]), start).tolist(), start):
             block = slot.blocks[position // self._block_size]
             assert block != 0, "the null block is written"
             self._keys[block, position % self._block_size] = key

@@ -217,17 +217,16 @@ def run_load(args: LoadArgs) -> int:
     limits = args.limits()
     check_plot(args.plot)
     with ServerClient(args.url, api_key=args.api_key) as client:
-        models = client.models() if args.model is None else [args.model]
-    if not models:
-        raise UsageError(f"{args.url} offers no model; name one with --model")
+        model = args.model or client.first_model()
     pace = f"{args.rate:g} requests/s" if args.rate else "all at once"
-    progress(f"{args.num_requests} requests to {models[0]} at {args.url}, {pace} ...")
-    records, seconds = asyncio.run(_run(args, models[0]))
+    progress(f"{args.num_requests} requests to {model} at {args.url}, {pace} ...")
+    records, seconds = asyncio.run(_run(args, model))
     summary = summarize(records, seconds, limits)
-    _print(args, models[0], summary)
-    write_json(args.json, "serve", {"url": args.url, "model": models[0], **summary})
+    _print(args, model, summary)
+    write_json(args.json, "serve", {"url": args.url, "model": model, **summary})
     if args.plot is not None and summary["succeeded"]:
-        draw_load(records, f"{models[0]}, {pace}", args.plot)
+        good = [record for record in records if record.error is None]
+        draw_load(good, latencies_of(good), f"{model}, {pace}", args.plot)
     return 1 if summary["failed"] else 0
 
 
@@ -240,15 +239,19 @@ async def _run(args: LoadArgs, model: str) -> tuple[list[RequestRecord], float]:
     return records, time.perf_counter() - began
 
 
+def latencies_of(records: list[RequestRecord]) -> dict[str, list[float]]:
+    """All values in ms, by kind."""
+    return {
+        "ttft": [record.ttft_ms for record in records],
+        "tpot": [record.tpot_ms for record in records if record.tpot_ms is not None],
+        "itl": [gap for record in records for gap in record.itl_ms],
+        "e2e": [record.e2e_ms for record in records],
+    }
+
+
 def summarize(records: list[RequestRecord], seconds: float, limits: dict[str, float]) -> dict[str, Any]:
     """Rates over ``seconds``, and mean, p50 and p99 in ms of each latency, of the requests that succeeded."""
     good = [record for record in records if record.error is None]
-    latencies = {
-        "ttft": [record.ttft_ms for record in good],
-        "tpot": [record.tpot_ms for record in good if record.tpot_ms is not None],
-        "itl": [gap for record in good for gap in record.itl_ms],
-        "e2e": [record.e2e_ms for record in good],
-    }
     summary: dict[str, Any] = {
         "seconds": seconds,
         "succeeded": len(good),
@@ -260,7 +263,7 @@ def summarize(records: list[RequestRecord], seconds: float, limits: dict[str, fl
         "requests_per_second": len(good) / seconds,
         "milliseconds": {
             name: {"mean": mean(values), "p50": percentile(values, 50), "p99": percentile(values, 99)}
-            for name, values in latencies.items()
+            for name, values in latencies_of(good).items()
             if values
         },
     }

@@ -24,11 +24,11 @@ def check_plot(path: Path | None) -> None:
         raise UsageError(f"--plot {path}: the name must end with one of {', '.join(sorted(known))}")
 
 
-def draw_load(records: "list[RequestRecord]", title: str, path: Path) -> None:
-    """Write the picture of all requests that succeeded."""
+def draw_load(good: "list[RequestRecord]", latencies: dict[str, list[float]], title: str, path: Path) -> None:
+    """Write the picture of all requests that succeeded, and of their latencies in ms."""
     from matplotlib.figure import Figure
 
-    good = sorted((record for record in records if record.error is None), key=lambda record: record.sent)
+    good = sorted(good, key=lambda record: record.sent)
     began = min((record.sent for record in good), default=0.0)
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     timeline, shares = figure.subplots(1, 2)
@@ -37,15 +37,9 @@ def draw_load(records: "list[RequestRecord]", title: str, path: Path) -> None:
     timeline.hlines(rows, sent, first, color="0.7", label="until the first text")
     timeline.hlines(rows, first, ended, color="tab:blue", label="until the end")
     timeline.set(title=title, xlabel="seconds", ylabel="request")
-    latencies = {
-        "TTFT": [record.ttft_ms for record in good],
-        "TPOT": [record.tpot_ms for record in good if record.tpot_ms is not None],
-        "ITL": [gap for record in good for gap in record.itl_ms],
-        "E2E": [record.e2e_ms for record in good],
-    }
     for name, values in latencies.items():
         if values:
-            shares.ecdf(values, label=name)
+            shares.ecdf(values, label=name.upper())
     shares.set(title="Latency", xlabel="ms", ylabel="share at most this long", xscale="log")
     for axes in (timeline, shares):
         axes.legend()

@@ -124,7 +124,7 @@ def _watch(server: "subprocess.Popen[bytes]", log: Path, port: int, deadline: fl
         _wait("get ready", server, log, deadline, lambda: _healthy(http))
     times["client: healthy"] = time.time()
     with ServerClient(url) as client:
-        model = client.models()[0]
+        model = client.first_model()
         for _ in client.stream_completion(PROMPT, model=model, max_tokens=1, temperature=0.0):
             times["client: first token"] = time.time()
             break

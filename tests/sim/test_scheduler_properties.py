@@ -6,9 +6,7 @@ has no cache) checks sharing, preemption and hits at once; integrity is checked 
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulation import VOCAB, Simulation, make_config
-
-from octavo.executor.simulated_executor import continuation, pooled_sum
+from simulation import VOCAB, Simulation, continuation, make_config, pooled_sum
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

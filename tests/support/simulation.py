@@ -10,8 +10,10 @@ from octavo.core.model_config import ModelConfig, RopeConfig
 from octavo.core.pooling_params import PoolingParams
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.startup import StartupTimeline
+from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
-from octavo.executor.simulated_executor import SimulatedExecutor
+from octavo.executor.executor import StepFuture
+from octavo.executor.simulated_executor import SimulatedExecutor, context_keys, draw_token
 
 VOCAB = 97
 
@@ -54,11 +56,39 @@ def make_config(
     )
 
 
+def continuation(prompt: list[int], num_tokens: int, seed: int, vocab_size: int) -> list[int]:
+    """What the simulated model answers to a prompt, computed without any cache."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(draw_token(context_keys(np.array(tokens), 0), seed, vocab_size))
+    return tokens[len(prompt) :]
+
+
+def pooled_sum(prompt: list[int]) -> bytes:
+    """What the simulated model pools a prompt to, computed without any cache."""
+    return context_keys(np.array(prompt), 0).sum(dtype=np.uint64).tobytes()
+
+
+class RecordingExecutor(SimulatedExecutor):
+    """Keeps the steps that it runs, if asked to."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.steps: list[SchedulerOutput] = []
+        self.keep_steps = False
+
+    def execute(self, output: SchedulerOutput) -> StepFuture:
+        """See ``Executor``."""
+        if self.keep_steps:
+            self.steps.append(output)
+        return super().execute(output)
+
+
 class Simulation:
     """An engine core on the simulated executor, and what its requests have got so far."""
 
     def __init__(self, config: EngineConfig, num_clients: int = 1) -> None:
-        self.executor = SimulatedExecutor(config)
+        self.executor = RecordingExecutor(config)
         self.core = EngineCore(config, self.executor, StartupTimeline("engine"), num_clients)
         self.scheduler = self.core.scheduler
         self.outputs: dict[int, list[int]] = {}
