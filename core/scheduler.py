@@ -125,7 +125,7 @@ class Scheduler:
             self.waiting.add(request)
         else:
             self.compiling[id(request)] = request
-            self._refuse(request, "grammar compiling")
+            self._note(request, "refused", "grammar compiling")
 
     def hold_grammar(self, request: Request) -> None:
         """The workers hold the request's grammar: from here on its end must be told to them."""
@@ -161,8 +161,7 @@ class Scheduler:
         self._release_grammar(request)
         request.status = status
         del self._requests[request.client_index, request.handle]
-        request.record("finished", status.reason)
-        self._log.event(request, "finished", status.reason)
+        self._note(request, "finished", status.reason)
 
     def _leave_slot(self, request: Request) -> None:
         slot = request.slot
@@ -239,8 +238,7 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
-        request.record("preempted", reason)
-        self._log.event(request, "preempted", reason)
+        self._note(request, "preempted", reason)
         self.waiting.put_back(request)
 
     def _schedule_prefills(self, plan: _Plan) -> None:
@@ -282,33 +280,31 @@ class Scheduler:
         while self.waiting and plan.budget > 0:
             request = self.waiting.peek()
             if self.slots.num_free == 0:
-                self._refuse(request, f"sequence limit: {self.config.max_num_seqs} running")
+                self._note(request, "refused", f"sequence limit: {self.config.max_num_seqs} running")
                 return
             prefix = self.kv.find_prefix(request)
             if (missing := self.kv.shortage(request, prefix)) > 0:
                 free = self.kv.num_free
-                self._refuse(request, f"needs {missing + free} blocks, {free} free")
+                self._note(request, "refused", f"needs {missing + free} blocks, {free} free")
                 return
             remaining = len(request.token_ids) - len(prefix) * self.kv.block_size
             if not self.config.enable_chunked_prefill and remaining > plan.budget:
-                self._refuse(request, f"token budget: needs {remaining} tokens, {plan.budget} left")
+                self._note(request, "refused", f"token budget: needs {remaining} tokens, {plan.budget} left")
                 return
             self.waiting.pop()
             self._admit(request, prefix, plan)
             self._give(plan, request, others=len(self.waiting) > 0)
 
-    def _refuse(self, request: Request, reason: str) -> None:
-        request.record("refused", reason)
-        self._log.event(request, "refused", reason)
+    def _note(self, request: Request, kind: str, reason: str) -> None:
+        request.record(kind, reason)
+        self._log.event(request, kind, reason)
 
     def _admit(self, request: Request, prefix: list[KVCacheBlock], plan: _Plan) -> None:
         num_cached = len(prefix) * self.kv.block_size
         self.kv.admit(request, prefix)
         slot = self.slots.occupy(request, num_cached, len(request.blocks) * self.kv.block_size)
         request.status = RequestStatus.RUNNING
-        reason = f"{num_cached} of {len(request.token_ids)} tokens cached"
-        request.record("scheduled", reason)
-        self._log.event(request, "scheduled", reason)
+        self._note(request, "scheduled", f"{num_cached} of {len(request.token_ids)} tokens cached")
         self.prefilling.append(request)
         started = Started(request.handle, request.events[-1].time, num_cached)
         plan.started.append((request.client_index, started))

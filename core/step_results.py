@@ -38,7 +38,7 @@ class StepResults:
 
         messages = self._messages(batch, rows, tokens)
         for client, finished in failed:
-            messages[client].finished = [*messages[client].finished, finished]
+            messages[client].finished.append(finished)
         if output.logprobs:
             self._add_logprobs(messages, output, alive, slots.client[rows])
         if output.prompt_logprobs:
@@ -77,7 +77,7 @@ class StepResults:
                 for client in range(self._num_clients)
             ]
         for client, started in batch.started:
-            messages[client].started = [*messages[client].started, started]
+            messages[client].started.append(started)
         return messages
 
     def _end(self, slot: int, token: int, messages: list[EngineCoreOutputs]) -> None:
@@ -97,8 +97,7 @@ class StepResults:
             return
         self._scheduler.finish(request, status)
         finished = Finished(request.handle, status.reason, stop_token, request.num_preemptions)
-        message = messages[request.client_index]
-        message.finished = [*message.finished, finished]
+        messages[request.client_index].finished.append(finished)
 
     def _end_pooled(self, output: ModelRunnerOutput, batch: "Batch", messages: list[EngineCoreOutputs]) -> None:
         """A vector is all that its request wants. The request may be gone, and its slot another's by now."""
@@ -109,9 +108,8 @@ class StepResults:
                 continue
             self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED)
             message = messages[request.client_index]
-            message.pooled = [*message.pooled, PooledDelta(request.handle, entry.values)]
-            finished = Finished(request.handle, "stop", None, request.num_preemptions)
-            message.finished = [*message.finished, finished]
+            message.pooled.append(PooledDelta(request.handle, entry.values))
+            message.finished.append(Finished(request.handle, "stop", None, request.num_preemptions))
 
     def _add_logprobs(
         self, messages: list[EngineCoreOutputs], output: ModelRunnerOutput, alive: np.ndarray, clients: np.ndarray
@@ -126,8 +124,7 @@ class StepResults:
             if alive[entry.row]:
                 row = kept[entry.row]
                 delta = TokenLogprobsDelta(int(place[row]), entry.token_ids, entry.logprobs, entry.rank)
-                message = messages[clients[row]]
-                message.logprobs = [*message.logprobs, delta]
+                messages[clients[row]].logprobs.append(delta)
 
     def _add_prompt_logprobs(
         self, messages: list[EngineCoreOutputs], output: ModelRunnerOutput, batch: "Batch"
@@ -137,8 +134,7 @@ class StepResults:
             request = owners[entry.slot]
             if request.status is RequestStatus.RUNNING and request.slot == entry.slot:
                 delta = PromptLogprobsDelta(request.handle, entry.start, entry.token_ids, entry.logprobs, entry.ranks)
-                message = messages[request.client_index]
-                message.prompt_logprobs = [*message.prompt_logprobs, delta]
+                messages[request.client_index].prompt_logprobs.append(delta)
 
     def _add_stats(self, messages: list[EngineCoreOutputs], batch: "Batch", num_drawn: int) -> None:
         # To one client alone: what several count together, one of them must count.
