@@ -9,8 +9,8 @@ from starlette.types import Scope
 
 from ..core.errors import OctavoError, RequestError
 from ..core.logging import FIELDS
-from ..core.outputs import RequestTimings
 from .generation import Generation
+from .protocol_answers import Timings
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,9 @@ class RequestLog:
         tokens = f"prompt {prompt} (cached {cached}), output {output}"
         numbers = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": output}
         fields = {"event": "request", "request_id": generation.request_id, "outcome": why} | numbers
-        text = f"{generation.request_id} {self._endpoint}: {tokens}, {why}, {_times(generation)}"
-        self._write(text, fields | msgspec.structs.asdict(generation.times_told))
+        times = generation.times_told
+        text = f"{generation.request_id} {self._endpoint}: {tokens}, {why}, {_written(times)}"
+        self._write(text, fields | msgspec.structs.asdict(times))
 
     def _write(self, text: str, fields: dict[str, Any]) -> None:
         """The line, and the same by name for a log in JSON."""
@@ -76,22 +77,11 @@ def log_refusal(scope: Scope, error: OctavoError, status: int) -> None:
         log.refused(error, status)
 
 
-def _times(generation: Generation) -> str:
+def _written(times: Timings) -> str:
     """``queue 2 ms, first token 35 ms, 61.2 tok/s, `` as far as it is known."""
-    timings = [timing for timing in generation.timings if timing is not None]
-    if not timings:
-        return ""
-    parts = []
-    slowest = max(timings, key=_first_token_seconds)
-    if slowest.first_scheduled is not None:
-        parts.append(f"queue {1000 * (slowest.first_scheduled - slowest.arrival):.0f} ms")
-    if slowest.first_token is not None:
-        parts.append(f"first token {1000 * (slowest.first_token - slowest.arrival):.0f} ms")
-    speed = generation.tokens_per_second
-    if speed is not None:
-        parts.append(f"{speed:.1f} tok/s")
-    return "".join(f"{part}, " for part in parts)
-
-
-def _first_token_seconds(timing: RequestTimings) -> float:
-    return -1.0 if timing.first_token is None else timing.first_token - timing.arrival
+    told = (
+        ("queue {:.0f} ms, ", times.queue_ms),
+        ("first token {:.0f} ms, ", times.time_to_first_token_ms),
+        ("{:.1f} tok/s, ", times.tokens_per_second),
+    )
+    return "".join(text.format(value) for text, value in told if value is not None)
