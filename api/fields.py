@@ -32,19 +32,24 @@ SHARED_WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "guided_decoding_backend"}
 )
 
+
+def whatever(names: str) -> dict[str, tuple[Any, ...]]:
+    """Names of fields that are refused with any value but null."""
+    return dict.fromkeys(names.split(), ())
+
+
 _SHARED_REFUSED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "top_a": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "early_stopping": (False,),
-    "guided_whitespace_pattern": (),
     "logits_processors": ([],),
-    "truncate_prompt_tokens": (),
     "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
     "store": (False,),
+    **whatever("guided_whitespace_pattern truncate_prompt_tokens"),
 }
 
 _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
@@ -52,12 +57,9 @@ _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "verbosity": ("medium",),
     "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "chat_template": (),
     "documents": ([],),
     "mm_processor_kwargs": ({},),
+    **whatever("audio prediction web_search_options chat_template"),
 }
 
 _COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {"suffix": ("",), "prompt_embeds": ()}

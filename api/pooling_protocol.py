@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .fields import SHARED_WITHOUT_EFFECT, EndpointFields
+from .fields import SHARED_WITHOUT_EFFECT, EndpointFields, whatever
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
@@ -127,5 +127,5 @@ SCORE_FIELDS = EndpointFields(ScoreRequest, SHARED_WITHOUT_EFFECT, _REFUSED)
 RERANK_FIELDS = EndpointFields(
     RerankRequest,
     SHARED_WITHOUT_EFFECT,
-    _REFUSED | {"rank_fields": (), "max_chunks_per_doc": (), "max_tokens_per_doc": ()},
+    _REFUSED | whatever("rank_fields max_chunks_per_doc max_tokens_per_doc"),
 )

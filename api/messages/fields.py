@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..fields import EndpointFields
+from ..fields import EndpointFields, whatever
 from .protocol import CountTokensRequest, MessagesRequest
 
 # Caching needs no asking for; the others choose among machines and prices of the reference API.
@@ -11,13 +11,9 @@ _WITHOUT_EFFECT = frozenset(
     "fallback_credit_token".split()
 )
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    "container": (),
+    **whatever("container compaction thread diagnostics output_format"),
     "mcp_servers": ([],),
-    "compaction": (),
-    "thread": (),
-    "diagnostics": (),
     "fallbacks": ([],),
-    "output_format": (),
     "stop": ([],),
     "n": (1,),
 }

@@ -1,6 +1,6 @@
 """Fields of the Responses API beside those of its Struct; ``api/fields.py`` says what becomes of each kind."""
 
-from ..fields import EndpointFields
+from ..fields import EndpointFields, whatever
 from .protocol import ResponsesRequest
 
 RESPONSES_FIELDS = EndpointFields(
@@ -10,17 +10,11 @@ RESPONSES_FIELDS = EndpointFields(
     {
         "background": (False,),
         "background_options": ({},),
-        "conversation": (),
-        "prompt": (),
         "context_management": ([],),
-        "moderation": (),
-        "access_programs": (),
         "image": ({},),
         "n": (1,),
         "modalities": (["text"],),
-        "messages": (),
-        "max_tokens": (),
-        "max_completion_tokens": (),
         "response_format": ({"type": "text"},),
+        **whatever("conversation prompt moderation access_programs messages max_tokens max_completion_tokens"),
     },
 )
