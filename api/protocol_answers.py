@@ -58,12 +58,9 @@ class AlternativeToken(msgspec.Struct):
     bytes: list[int] | None
 
 
-class TokenLogprob(msgspec.Struct):
+class TokenLogprob(AlternativeToken):
     """A chosen token, and the best ones at its position from high to low."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
     top_logprobs: list[AlternativeToken]
 
 

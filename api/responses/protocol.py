@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import CommonFields
+from ..protocol_answers import AlternativeToken
 
 
 class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -118,20 +119,13 @@ class ResponsesRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TextLogprob(msgspec.Struct):
+class TextLogprob(AlternativeToken):
     """One of the best tokens at a position."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
 
-
-class OutputLogprob(msgspec.Struct):
+class OutputLogprob(TextLogprob):
     """A chosen token, and the best ones at its position from high to low."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
     top_logprobs: list[TextLogprob]
 
 
