@@ -8,10 +8,11 @@ import msgspec
 from ..core.errors import RequestError
 from .answer_gathering import MessageGatherer, chat_delta, content_alone
 from .chunk_stream import ChunkStream
+from .content import joined_text
 from .dialect import AnswerHead, encode_json
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .logprobs import chat_logprobs, prompt_logprobs_answer
-from .protocol import ChatCompletionRequest, ChatMessage
+from .protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest
 from .protocol_answers import ChatChoice, ChatCompletion, ChatLogprobs, PromptLogprobs, TokenLogprob
 from .tools.tool_use import ToolChoice
 
@@ -35,7 +36,7 @@ def _template_message(message: ChatMessage, param: str) -> dict[str, Any]:
         raise RequestError.at(f"{param}.role", f"must be one of {', '.join(ROLES)}, not {message.role[:64]!r}")
     rendered: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if message.content is not None:
-        rendered["content"] = _text(message, param)
+        rendered["content"] = _text(message.content, param)
     elif message.role == "assistant" and message.tool_calls:
         rendered["content"] = ""
     else:
@@ -52,22 +53,8 @@ def _template_message(message: ChatMessage, param: str) -> dict[str, Any]:
     return rendered
 
 
-def _text(message: ChatMessage, param: str) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    if not message.content:
-        raise RequestError.at(f"{param}.content", "must be a text or have at least one part")
-    texts = []
-    for index, part in enumerate(message.content):
-        where = f"{param}.content[{index}]"
-        if part.type != "text":
-            raise RequestError(
-                f"{where} has type {part.type[:64]!r}; this server takes only parts of type 'text'", f"{where}.type"
-            )
-        if part.text is None:
-            raise RequestError.at(f"{where}.text", "is required")
-        texts.append(part.text)
-    return "\n".join(texts)
+def _text(content: str | list[ContentPart], param: str) -> str:
+    return joined_text(content, f"{param}.content", "; this server takes only parts of type 'text'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +66,9 @@ class TemplateOptions:
     variables: dict[str, Any]
 
     @classmethod
-    def of(
-        cls, add_generation_prompt: bool | None, continue_final_message: bool | None, variables: dict[str, Any] | None
-    ) -> "TemplateOptions":
+    def of(cls, asked: ChatCompletionRequest | TokenizeRequest, variables: dict[str, Any] | None) -> "TemplateOptions":
         """From the fields of a request. Raises ``RequestError`` if they contradict each other."""
+        add_generation_prompt, continue_final_message = asked.add_generation_prompt, asked.continue_final_message
         if add_generation_prompt and continue_final_message:
             raise RequestError.at(
                 "continue_final_message", "leaves the last message open; send add_generation_prompt false with it"
@@ -118,7 +104,7 @@ def alternatives(request: ChatCompletionRequest) -> int | None:
 def echoed(request: ChatCompletionRequest) -> str:
     """Text that the answer begins with: the last message's own, where ``echo`` asks for it."""
     last = request.messages[-1]
-    return _text(last, "messages") if request.echo and last.role == "assistant" and last.content else ""
+    return _text(last.content, "messages") if request.echo and last.role == "assistant" and last.content else ""
 
 
 def _finish_reason(request: ChatCompletionRequest, event: ChoiceDelta) -> str | None:

@@ -78,9 +78,7 @@ class GenerationEndpoints:
             detokenize=True,
             renamed=renamed,
         )
-        template = TemplateOptions.of(
-            asked.add_generation_prompt, asked.continue_final_message, template_variables(asked)
-        )
+        template = TemplateOptions.of(asked, template_variables(asked))
         given = params.structured_outputs
         params = params.replace(structured_outputs=self._context.answers.constraint(tools, given))
         if tools is not None and (tools.forced or given is None):

@@ -85,9 +85,7 @@ class ServiceEndpoints:
             raise RequestError("exactly one of prompt and messages is required", "prompt")
         encoder = self._context.encoder
         if asked.messages is not None:
-            options = TemplateOptions.of(
-                asked.add_generation_prompt, asked.continue_final_message, asked.chat_template_kwargs
-            )
+            options = TemplateOptions.of(asked, asked.chat_template_kwargs)
             tools = tool_use(asked.tools, None, None)
             text = await self._context.render_chat(
                 template_messages(asked.messages), options, None if tools is None else tools.for_template

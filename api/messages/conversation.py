@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from ...core.errors import RequestError, UnsupportedFieldError
+from ..content import part_text
 from ..protocol import ChatCompletionRequest, ChatMessage, CommonFields, FunctionCall, ToolCall
 from ..sampling import rename_param
 from ..structured import JsonSchemaFormat, ResponseFormat
@@ -235,11 +236,4 @@ def _joined(blocks: list[ContentBlock], param: str) -> str:
 
 
 def _text(block: ContentBlock, param: str) -> str:
-    if block.type != "text":
-        raise RequestError(
-            f"{param} has type {block.type[:64]!r}, which this server does not take here; it takes text",
-            f"{param}.type",
-        )
-    if block.text is None:
-        raise RequestError.at(f"{param}.text", "is required")
-    return block.text
+    return part_text(block, param, ", which this server does not take here; it takes text")

@@ -11,6 +11,7 @@ import msgspec
 
 from ...core.errors import RequestError
 from ..chat import ROLES
+from ..content import joined_text
 from ..dialect import encode_json
 from ..protocol import ChatMessage, FunctionCall, ToolCall
 from .protocol import InputItem, InputPart, OutputItem
@@ -156,21 +157,12 @@ def _text(content: str | list[InputPart] | None, param: str, kinds: tuple[str, .
     """The text of a content, its parts joined with a newline."""
     if content is None:
         raise RequestError.at(param, "is required")
-    if isinstance(content, str):
-        return content
-    if not content:
-        raise RequestError.at(param, "must be a text or have at least one part")
-    texts = []
-    for index, part in enumerate(content):
-        where = f"{param}[{index}]"
-        if part.type == "refusal" and part.refusal is not None:
-            texts.append(part.refusal)
-            continue
-        if part.type not in kinds:
-            raise RequestError(
-                f"{where} has type {part.type[:64]!r}; this server takes only text: {', '.join(kinds)}", f"{where}.type"
-            )
-        if part.text is None:
-            raise RequestError.at(f"{where}.text", "is required")
-        texts.append(part.text)
-    return "\n".join(texts)
+    if not isinstance(content, str):
+        content = [_shown_refusal(part, kinds[0]) for part in content]
+    return joined_text(content, param, f"; this server takes only text: {', '.join(kinds)}", kinds)
+
+
+def _shown_refusal(part: InputPart, kind: str) -> InputPart:
+    """What a model once said in place of an answer is text like any other."""
+    refused = part.type == "refusal" and part.refusal is not None
+    return InputPart(type=kind, text=part.refusal) if refused else part

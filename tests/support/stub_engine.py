@@ -175,7 +175,7 @@ class StubEngine:
         self.started.append((name, ids, sampling_params))
         self.salts.append(prompt.message.cache_salt)
         self.running.add(name)
-        timings = RequestTimings(time.time(), time.time(), time.time())
+        timings = RequestTimings(time.time(), time.time())
         try:
             steps = self._steps(ids, sampling_params) if prompt.message.pooling is None else [[_pooled(prompt)]]
             for step, outputs in enumerate(steps):

@@ -1,0 +1,34 @@
+"""The text of a message's content, which every dialect sends as text or as a list of parts."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..core.errors import RequestError
+
+
+class TextPart(Protocol):
+    """A part of a content, in whatever dialect."""
+
+    type: str
+    text: str | None
+
+
+def joined_text(content: str | Sequence[TextPart], param: str, refusal: str, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of a content, its parts joined with a newline. Raises ``RequestError``, also for no part at all."""
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise RequestError.at(param, "must be a text or have at least one part")
+    return "\n".join(part_text(part, f"{param}[{index}]", refusal, kinds) for index, part in enumerate(content))
+
+
+def part_text(part: TextPart, param: str, refusal: str, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of one part. Raises ``RequestError`` for one that is of none of ``kinds``, or has no text.
+
+    ``refusal`` ends what the error says of a part of another kind.
+    """
+    if part.type not in kinds:
+        raise RequestError(f"{param} has type {part.type[:64]!r}{refusal}", f"{param}.type")
+    if part.text is None:
+        raise RequestError.at(f"{param}.text", "is required")
+    return part.text
