@@ -42,7 +42,8 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks)
         self._caching = config.enable_prefix_caching
         self._retired: deque[_Retired] = deque()
-        self._retiring = 0
+        self.num_retiring = 0
+        """Blocks that become free when the batches in flight are done (a lower bound: shared ones are not counted)."""
         self.prefix_queries = 0
         """Prompt tokens looked up since the start."""
         self.prefix_hits = 0
@@ -51,11 +52,6 @@ class KVCacheManager:
     @property
     def num_free(self) -> int:
         return self.pool.num_free
-
-    @property
-    def num_retiring(self) -> int:
-        """Blocks that become free when the batches in flight are done (a lower bound: shared ones are not counted)."""
-        return self._retiring
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
@@ -130,13 +126,13 @@ class KVCacheManager:
         else:
             exclusive = sum(block.ref_count == 1 for block in blocks)
             self._retired.append(_Retired(last_step, blocks, exclusive))
-            self._retiring += exclusive
+            self.num_retiring += exclusive
 
     def step_done(self, step: int) -> None:
         """The batch of ``step`` is done: give back what waited for it."""
         while self._retired and self._retired[0].step <= step:
             retired = self._retired.popleft()
-            self._retiring -= retired.num_exclusive
+            self.num_retiring -= retired.num_exclusive
             self.pool.release(retired.blocks)
 
     def retired_tables(self) -> list[list[KVCacheBlock]]:

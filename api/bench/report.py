@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -61,15 +62,11 @@ def progress(text: str) -> None:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The ``percent``-th percentile, linear between the two nearest values; NaN for no values."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100.0
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    import numpy as np  # here, so that the help need not wait for it
+
+    return float(np.percentile(values, percent)) if values else math.nan
 
 
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean; NaN for no values."""
-    return sum(values) / len(values) if values else math.nan
+    return fmean(values) if values else math.nan

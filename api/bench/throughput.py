@@ -68,33 +68,19 @@ class Measurement:
     """One entry for each run."""
 
     @property
-    def output_rate(self) -> float:
-        """Output tokens per second over all runs."""
-        return self.work.output_tokens * len(self.seconds) / sum(self.seconds)
-
-    @property
-    def total_rate(self) -> float:
-        """Prompt and output tokens per second over all runs."""
-        return (self.work.prompt_tokens + self.work.output_tokens) * len(self.seconds) / sum(self.seconds)
-
-    @property
-    def request_rate(self) -> float:
-        """Requests per second over all runs."""
-        return self.work.num_requests * len(self.seconds) / sum(self.seconds)
+    def rates(self) -> dict[str, float]:
+        """Per second, over all runs: output tokens, all tokens, and requests."""
+        work, each = self.work, sum(self.seconds) / len(self.seconds)
+        return {
+            "output_tokens_per_second": work.output_tokens / each,
+            "total_tokens_per_second": (work.prompt_tokens + work.output_tokens) / each,
+            "requests_per_second": work.num_requests / each,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "work": self.work.name,
-            "system": self.system,
-            "num_requests": self.work.num_requests,
-            "prompt_tokens": self.work.prompt_tokens,
-            "output_tokens": self.work.output_tokens,
-            "seconds": self.seconds,
-            "output_tokens_per_second": self.output_rate,
-            "total_tokens_per_second": self.total_rate,
-            "requests_per_second": self.request_rate,
-        }
+        counts = {name: getattr(self.work, name) for name in ("num_requests", "prompt_tokens", "output_tokens")}
+        return {"work": self.work.name, "system": self.system, **counts, "seconds": self.seconds, **self.rates}
 
 
 def run_throughput(engine: EngineArgs, args: ThroughputArgs) -> int:
@@ -168,14 +154,20 @@ def _print(
     title: str, measurements: Sequence[Measurement], needs: Mapping[str, Needs], ceilings: Ceilings | None
 ) -> None:
     columns = ["work", "system", "output tok/s", "total tok/s", "requests/s", "seconds", "GB/s", "TFLOP/s", "ratio"]
-    reference = {m.work.name: m.output_rate for m in measurements if m.system != OctavoContestant.name}
+    reference = {
+        m.work.name: m.rates["output_tokens_per_second"] for m in measurements if m.system != OctavoContestant.name
+    }
     rows = []
     for m in measurements:
         against = reference.get(m.work.name)
-        ratio = f"{m.output_rate / against:.2f}x" if against and m.system == OctavoContestant.name else None
+        ratio = (
+            f"{m.rates['output_tokens_per_second'] / against:.2f}x"
+            if against and m.system == OctavoContestant.name
+            else None
+        )
         seconds = " / ".join(f"{value:.2f}" for value in m.seconds)
         rates = needs[m.work.name].rates(sum(m.seconds) / len(m.seconds), ceilings)
-        rows.append([m.work.name, m.system, m.output_rate, m.total_rate, m.request_rate, seconds, *rates, ratio])
+        rows.append([m.work.name, m.system, *m.rates.values(), seconds, *rates, ratio])
     if not reference:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     print_table(f"Throughput of {title}", columns, rows)

@@ -9,19 +9,10 @@ from ..protocol import ChatCompletionRequest, ChatMessage, CommonFields, Functio
 from ..sampling import rename_param
 from ..structured import JsonSchemaFormat, ResponseFormat
 from ..tools.tool_use import FunctionDefinition, FunctionName, Tool, ToolChoice
-from .protocol import (
-    ContentBlock,
-    ContextManagement,
-    CountTokensRequest,
-    MessagesRequest,
-    MessageTool,
-    MessageTurn,
-    OutputFormat,
-    Thinking,
-)
+from . import protocol
 
 # Fields with the same name and meaning in a chat request.
-_SAME = [name for name in CommonFields.__struct_fields__ if name in MessagesRequest.__struct_fields__]
+_SAME = [name for name in CommonFields.__struct_fields__ if name in protocol.MessagesRequest.__struct_fields__]
 _RENAMED = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
@@ -41,7 +32,7 @@ def own_names(error: RequestError) -> RequestError:
     return rename_param(error, renamed)
 
 
-def chat_request(asked: CountTokensRequest) -> ChatCompletionRequest:
+def chat_request(asked: protocol.CountTokensRequest) -> ChatCompletionRequest:
     """The same question in the chat dialect. Raises ``RequestError`` naming what is wrong."""
     _check_edits(asked.context_management)
     messages = chat_messages(asked)
@@ -54,13 +45,13 @@ def chat_request(asked: CountTokensRequest) -> ChatCompletionRequest:
     if asked.output_config is not None:
         fields["response_format"] = _response_format(asked.output_config.format)
     fields |= _tool_fields(asked) | _thinking_fields(asked)
-    if isinstance(asked, MessagesRequest):
+    if isinstance(asked, protocol.MessagesRequest):
         fields |= {name: getattr(asked, name) for name in _SAME}
         fields |= {"max_completion_tokens": asked.max_tokens, "stop": asked.stop_sequences}
     return ChatCompletionRequest(**fields)
 
 
-def _check_edits(given: ContextManagement | None) -> None:
+def _check_edits(given: protocol.ContextManagement | None) -> None:
     for index, edit in enumerate((given.edits if given is not None else None) or []):
         if not edit.type.startswith("clear_thinking"):
             param = f"context_management.edits[{index}].type"
@@ -71,7 +62,7 @@ def _check_edits(given: ContextManagement | None) -> None:
             )
 
 
-def _response_format(given: OutputFormat | None) -> ResponseFormat | None:
+def _response_format(given: protocol.OutputFormat | None) -> ResponseFormat | None:
     if given is None:
         return None
     if given.type != "json_schema":
@@ -81,7 +72,7 @@ def _response_format(given: OutputFormat | None) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=given.schema))
 
 
-def _tool_fields(asked: CountTokensRequest) -> dict[str, Any]:
+def _tool_fields(asked: protocol.CountTokensRequest) -> dict[str, Any]:
     """Tools and the choice among them."""
     choice = asked.tool_choice
     fields: dict[str, Any] = {"tools": [_tool(tool, index) for index, tool in enumerate(asked.tools or [])] or None}
@@ -98,7 +89,7 @@ def _tool_fields(asked: CountTokensRequest) -> dict[str, Any]:
     return fields
 
 
-def _tool(tool: MessageTool, index: int) -> Tool:
+def _tool(tool: protocol.MessageTool, index: int) -> Tool:
     if tool.type not in (None, "custom"):
         raise UnsupportedFieldError(
             f"tools[{index}] has type {tool.type[:64]!r}; this server takes only tools of the caller's own (custom)",
@@ -110,13 +101,13 @@ def _tool(tool: MessageTool, index: int) -> Tool:
     return Tool(function=function)
 
 
-def _thinking_fields(asked: CountTokensRequest) -> dict[str, Any]:
+def _thinking_fields(asked: protocol.CountTokensRequest) -> dict[str, Any]:
     """Whether to think, and whether to tell the thoughts: as in the reference API, not unless it is asked for."""
-    thinking = asked.thinking or Thinking(type="disabled")
+    thinking = asked.thinking or protocol.Thinking(type="disabled")
     if thinking.type not in ("enabled", "adaptive", "disabled"):
         raise RequestError.at("thinking.type", f"must be enabled, adaptive or disabled, not {thinking.type[:64]!r}")
     wanted = thinking.type != "disabled"
-    own = asked.chat_template_kwargs if isinstance(asked, MessagesRequest) else None
+    own = asked.chat_template_kwargs if isinstance(asked, protocol.MessagesRequest) else None
     fields: dict[str, Any] = {
         "include_reasoning": wanted and thinking.display != "omitted",
         "chat_template_kwargs": {"enable_thinking": wanted} | (own or {}),
@@ -127,7 +118,7 @@ def _thinking_fields(asked: CountTokensRequest) -> dict[str, Any]:
     return fields
 
 
-def chat_messages(asked: CountTokensRequest) -> list[ChatMessage]:
+def chat_messages(asked: protocol.CountTokensRequest) -> list[ChatMessage]:
     """The conversation as chat messages; turns of one role in a row are one. Raises ``RequestError``."""
     if not asked.messages:
         raise RequestError.at("messages", "must not be empty")
@@ -149,14 +140,14 @@ def chat_messages(asked: CountTokensRequest) -> list[ChatMessage]:
     return messages
 
 
-def _system_text(blocks: list[ContentBlock]) -> str:
+def _system_text(blocks: list[protocol.ContentBlock]) -> str:
     """Without the block by which a client's maker counts its requests: it differs from one request to the next, so no
     prefix of the prompt would ever be found in the cache."""
     kept = [block for block in blocks if not (block.text or "").startswith(_BILLING_MARK)]
     return _joined(kept, "system")
 
 
-def _add_user(turn: MessageTurn, param: str, messages: list[ChatMessage], calls: set[str]) -> None:
+def _add_user(turn: protocol.MessageTurn, param: str, messages: list[ChatMessage], calls: set[str]) -> None:
     """The results of tools first, each a message of its own, then the text: so it follows the calls."""
     texts = []
     for block, where in _blocks(turn, param):
@@ -175,7 +166,7 @@ def _add_text(role: str, text: str, messages: list[ChatMessage]) -> None:
         messages.append(ChatMessage(role=role, content=text))
 
 
-def _tool_message(block: ContentBlock, param: str, calls: set[str]) -> ChatMessage:
+def _tool_message(block: protocol.ContentBlock, param: str, calls: set[str]) -> ChatMessage:
     if block.tool_use_id is None:
         raise RequestError.at(f"{param}.tool_use_id", "is required")
     if block.tool_use_id not in calls:
@@ -190,7 +181,7 @@ def _tool_message(block: ContentBlock, param: str, calls: set[str]) -> ChatMessa
     )
 
 
-def _add_assistant(turn: MessageTurn, param: str, messages: list[ChatMessage], calls: set[str]) -> None:
+def _add_assistant(turn: protocol.MessageTurn, param: str, messages: list[ChatMessage], calls: set[str]) -> None:
     texts: list[str] = []
     thoughts: list[str] = []
     uses: list[ToolCall] = []
@@ -214,7 +205,7 @@ def _add_assistant(turn: MessageTurn, param: str, messages: list[ChatMessage], c
         last.reasoning_content = "\n".join(thoughts)
 
 
-def _tool_call(block: ContentBlock, param: str) -> ToolCall:
+def _tool_call(block: protocol.ContentBlock, param: str) -> ToolCall:
     for name, value in (("id", block.id), ("name", block.name)):
         if not value:
             raise RequestError.at(f"{param}.{name}", "is required")
@@ -222,18 +213,18 @@ def _tool_call(block: ContentBlock, param: str) -> ToolCall:
     return ToolCall(id=block.id, function=FunctionCall(name=block.name or "", arguments=arguments))
 
 
-def _blocks(turn: MessageTurn, param: str) -> list[tuple[ContentBlock, str]]:
+def _blocks(turn: protocol.MessageTurn, param: str) -> list[tuple[protocol.ContentBlock, str]]:
     """The blocks of a turn, each with the name of its place."""
     if isinstance(turn.content, str):
-        return [(ContentBlock(type="text", text=turn.content), f"{param}.content")]
+        return [(protocol.ContentBlock(type="text", text=turn.content), f"{param}.content")]
     if not turn.content:
         raise RequestError.at(f"{param}.content", "must be a text or have at least one block")
     return [(block, f"{param}.content[{index}]") for index, block in enumerate(turn.content)]
 
 
-def _joined(blocks: list[ContentBlock], param: str) -> str:
+def _joined(blocks: list[protocol.ContentBlock], param: str) -> str:
     return "\n".join(_text(block, f"{param}[{index}]") for index, block in enumerate(blocks))
 
 
-def _text(block: ContentBlock, param: str) -> str:
+def _text(block: protocol.ContentBlock, param: str) -> str:
     return part_text(block, param, ", which this server does not take here; it takes text")

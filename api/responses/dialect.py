@@ -16,51 +16,37 @@ from ..error_answers import error_answer
 from ..generation import Event, Generation, PromptStarted
 from ..logprobs import chat_logprobs
 from ..protocol_answers import TokenLogprob
-from .protocol import (
-    FunctionCallItem,
-    InputTokensDetails,
-    OutputItem,
-    OutputLogprob,
-    OutputMessage,
-    OutputText,
-    OutputTokensDetails,
-    ReasoningItem,
-    ReasoningText,
-    ResponseFailure,
-    ResponseObject,
-    ResponseUsage,
-    TextLogprob,
-)
+from . import protocol
 
-Keep = Callable[[ResponseObject], None]
+Keep = Callable[[protocol.ResponseObject], None]
 
 
 class ResponseBuilder(BlockHandler):
     """One response while it grows. ``top_logprobs``: alternatives per token; None: no log probabilities."""
 
-    def __init__(self, response: ResponseObject, generation: Generation, top_logprobs: int | None) -> None:
+    def __init__(self, response: protocol.ResponseObject, generation: Generation, top_logprobs: int | None) -> None:
         self.response = response
         self._generation = generation
         self._top_logprobs = top_logprobs
         self._pieces: list[str] = []
-        self.new_logprobs: list[OutputLogprob] = []
+        self.new_logprobs: list[protocol.OutputLogprob] = []
         """Of the last delta."""
 
     @property
-    def item(self) -> OutputItem:
+    def item(self) -> protocol.OutputItem:
         """The item that is being written."""
         return self.response.output[-1]
 
     def block_started(self, block: BlockStarted) -> None:
         """A new item."""
         stem = f"{self.response.id.removeprefix('resp_')}_{block.index}"
-        item: OutputItem
+        item: protocol.OutputItem
         if block.kind == "text":
-            item = OutputMessage(id=f"msg_{stem}", content=[OutputText()])
+            item = protocol.OutputMessage(id=f"msg_{stem}", content=[protocol.OutputText()])
         elif block.kind == "reasoning":
-            item = ReasoningItem(id=f"rs_{stem}", content=[ReasoningText()])
+            item = protocol.ReasoningItem(id=f"rs_{stem}", content=[protocol.ReasoningText()])
         else:
-            item = FunctionCallItem(id=f"fc_{stem}", call_id=block.call_id, name=block.name)
+            item = protocol.FunctionCallItem(id=f"fc_{stem}", call_id=block.call_id, name=block.name)
         self._pieces = []
         self.response.output.append(item)
 
@@ -69,7 +55,7 @@ class ResponseBuilder(BlockHandler):
         self._pieces.append(delta.text)
         self.new_logprobs = []
         item = self.item
-        if self._top_logprobs is not None and delta.logprobs and isinstance(item, OutputMessage):
+        if self._top_logprobs is not None and delta.logprobs and isinstance(item, protocol.OutputMessage):
             self.new_logprobs = [_logprob(entry) for entry in chat_logprobs(delta.logprobs, self._top_logprobs)]
             item.content[0].logprobs += self.new_logprobs
 
@@ -77,7 +63,7 @@ class ResponseBuilder(BlockHandler):
         """The item is over."""
         text = "".join(self._pieces)
         item = self.item
-        if isinstance(item, FunctionCallItem):
+        if isinstance(item, protocol.FunctionCallItem):
             item.arguments = text
         else:
             item.content[0].text = text
@@ -99,23 +85,23 @@ class ResponseBuilder(BlockHandler):
         if self.response.output and self.item.status == "in_progress":
             self.block_ended(BlockEnded(len(self.response.output) - 1, "text", False))
         self.response.status = "failed"
-        self.response.error = ResponseFailure("server_error", error_answer(error).error.message)
+        self.response.error = protocol.ResponseFailure("server_error", error_answer(error).error.message)
 
-    def _usage(self) -> ResponseUsage:
+    def _usage(self) -> protocol.ResponseUsage:
         usage = self._generation.usage
         details = usage.completion_tokens_details
-        return ResponseUsage(
+        return protocol.ResponseUsage(
             usage.prompt_tokens,
-            InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            protocol.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(0 if details is msgspec.UNSET else details.reasoning_tokens),
+            protocol.OutputTokensDetails(0 if details is msgspec.UNSET else details.reasoning_tokens),
             usage.total_tokens,
         )
 
 
-def _logprob(entry: TokenLogprob) -> OutputLogprob:
-    best = [TextLogprob(other.token, other.logprob, other.bytes) for other in entry.top_logprobs]
-    return OutputLogprob(entry.token, entry.logprob, entry.bytes, best)
+def _logprob(entry: TokenLogprob) -> protocol.OutputLogprob:
+    best = [protocol.TextLogprob(other.token, other.logprob, other.bytes) for other in entry.top_logprobs]
+    return protocol.OutputLogprob(entry.token, entry.logprob, entry.bytes, best)
 
 
 class ResponseCollector:
@@ -130,7 +116,7 @@ class ResponseCollector:
         """See ``Collector``."""
         self._blocks.read(events)
 
-    def answer(self) -> ResponseObject:
+    def answer(self) -> protocol.ResponseObject:
         """See ``Collector``."""
         self._keep(self._builder.response)
         return self._builder.response
@@ -182,7 +168,7 @@ class ResponseStream(BlockHandler):
     def block_started(self, block: BlockStarted) -> None:
         self._builder.block_started(block)
         item = self._builder.item
-        if isinstance(item, FunctionCallItem):
+        if isinstance(item, protocol.FunctionCallItem):
             self._tell("response.output_item.added", {"output_index": block.index, "item": item})
             return
         empty = msgspec.structs.replace(item, content=[])
@@ -199,13 +185,13 @@ class ResponseStream(BlockHandler):
     def block_ended(self, block: BlockEnded) -> None:
         self._builder.block_ended(block)
         item = self._builder.item
-        if isinstance(item, FunctionCallItem):
+        if isinstance(item, protocol.FunctionCallItem):
             fields: dict[str, Any] = {"name": item.name, "arguments": item.arguments}
             self._tell_of_item("response.function_call_arguments.done", block.index, fields, False)
         else:
             part = item.content[0]
             fields = {"text": part.text}
-            if isinstance(part, OutputText):
+            if isinstance(part, protocol.OutputText):
                 fields["logprobs"] = part.logprobs
             self._tell_of_item(_DONES[block.kind], block.index, fields, True)
             self._tell_of_item("response.content_part.done", block.index, {"part": part}, True)

@@ -62,15 +62,11 @@ class ResponseStore:
         self._alone = alone
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._bytes = 0
+        self.num_bytes = 0
+        """Of all kept answers."""
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all kept answers."""
-        return self._bytes
 
     @property
     def enabled(self) -> bool:
@@ -82,10 +78,10 @@ class ResponseStore:
         if stored.size > self._max_bytes or not self.enabled:
             return
         self._kept[response_id] = stored
-        self._bytes += stored.size
-        while len(self._kept) > self._max_count or self._bytes > self._max_bytes:
+        self.num_bytes += stored.size
+        while len(self._kept) > self._max_count or self.num_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.size
+            self.num_bytes -= oldest.size
 
     def get(self, response_id: str, param: str) -> StoredResponse:
         """A kept answer, which counts as used. Raises ``UnknownResponseError``, or says that none can be kept."""
@@ -100,7 +96,7 @@ class ResponseStore:
         stored = self._kept.pop(response_id, None)
         if stored is None:
             raise self._unknown(response_id, "response_id")
-        self._bytes -= stored.size
+        self.num_bytes -= stored.size
 
     def _unknown(self, response_id: str, param: str) -> RequestError:
         if not self._alone:

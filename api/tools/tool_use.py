@@ -117,22 +117,20 @@ class ToolUse:
         return schema if self.parallel else schema | {"maxItems": 1}
 
 
-def tool_use(
-    tools: list[Tool] | None, choice: str | ToolChoice | None, parallel: bool | None, param: str = "tools"
-) -> ToolUse | None:
+def tool_use(tools: list[Tool] | None, choice: str | ToolChoice | None, parallel: bool | None) -> ToolUse | None:
     """From the fields of a chat request; None if there are no tools. Raises ``RequestError`` naming the field."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise RequestError.at("tool_choice", "asks for a call, but there are no tools")
         return None
     if len(tools) > MAX_TOOLS:
-        raise RequestError.at(param, f"has {len(tools)} entries; at most {MAX_TOOLS} are allowed")
+        raise RequestError.at("tools", f"has {len(tools)} entries; at most {MAX_TOOLS} are allowed")
     functions: dict[str, FunctionDefinition] = {}
     for index, tool in enumerate(tools):
-        function = _checked(tool, f"{param}[{index}]")
+        function = _checked(tool, f"tools[{index}]")
         if function.name in functions:
             raise RequestError(
-                f"{param}[{index}].function.name: {function.name!r} is there twice", f"{param}[{index}].function.name"
+                f"tools[{index}].function.name: {function.name!r} is there twice", f"tools[{index}].function.name"
             )
         functions[function.name] = function
     mode, names = _chosen(choice, functions)

@@ -75,10 +75,10 @@ def test_turns_alternate_and_rates_add_up(capsys: pytest.CaptureFixture[str]) ->
     other = CountingContestant("transformers", clock, iter([9.0, 8.0]))
     ours, theirs = measure(fixed_work(2, 10, 20), [octavo, other], 1000, 0, clock=lambda: clock[0])
     assert (ours.seconds, theirs.seconds) == ([1.0, 3.0], [8.0])
-    assert ours.output_rate == pytest.approx(2 * 40 / 4)
-    assert ours.total_rate == pytest.approx(2 * 60 / 4)
-    assert ours.request_rate == pytest.approx(2 * 2 / 4)
-    assert theirs.output_rate == pytest.approx(40 / 8)
+    assert ours.rates["output_tokens_per_second"] == pytest.approx(2 * 40 / 4)
+    assert ours.rates["total_tokens_per_second"] == pytest.approx(2 * 60 / 4)
+    assert ours.rates["requests_per_second"] == pytest.approx(2 * 2 / 4)
+    assert theirs.rates["output_tokens_per_second"] == pytest.approx(40 / 8)
     # The same turn has the same prompts for both, and another turn has others: no cache can help.
     assert octavo.calls[1] == other.calls[1]
     assert octavo.calls[2] != octavo.calls[1]
