@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from .errors import ConfigurationError, OctavoError
 from .stats import SchedulerStats
 
 
@@ -106,12 +107,18 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r
     """The memory ledger: bytes of weights, KV cache and so on."""
 
 
-class EngineFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="failed"):
-    """The engine is about to end with this cause."""
+class EngineGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="gone"):
+    """The engine ended, or is about to, with this cause. Nothing comes after this."""
 
     message: str
-    configuration: bool
+    configuration: bool = False
     """True if the user's settings or files are the cause, so that the message alone is what helps."""
 
+    @classmethod
+    def of(cls, error: Exception) -> "EngineGone":
+        """For an error that ends it."""
+        text = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+        return cls(" ".join(text.split()), isinstance(error, ConfigurationError))
 
-EngineCoreMessage = EngineCoreOutputs | EngineHello | EngineReady | EngineFailed
+
+EngineCoreMessage = EngineCoreOutputs | EngineHello | EngineReady | EngineGone

@@ -13,7 +13,7 @@ import msgspec
 from ..core.config import EngineConfig
 from ..core.engine_args import EngineArgs
 from ..core.engine_input import AbortRequests, UtilityCall
-from ..core.engine_output import EngineCoreOutputs, EngineReady
+from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGone, EngineReady
 from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
 from ..core.outputs import EmbeddingOutput, RequestOutput
 from ..core.pooling_params import PoolingParams
@@ -22,7 +22,7 @@ from .engine_setup import load_tokenizer, set_up_engine
 from .input_processor import InputProcessor, PreparedRequest, PromptInput, is_unicode
 from .output_processor import OutputProcessor, RequestState
 from .stat_logger import StatLogger
-from .transport import EngineGone, EngineSeat, EngineTransport, TransportMessage
+from .transport import EngineSeat, EngineTransport
 
 logger = logging.getLogger("octavo.engine")
 
@@ -46,7 +46,7 @@ class AsyncLLM:
         """Why the engine is gone; None while it is not."""
         self._transport = transport
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._messages: deque[TransportMessage] = deque()
+        self._messages: deque[EngineCoreMessage] = deque()
         """From the transport's thread to the event loop."""
         self._changed = asyncio.Event()
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -218,7 +218,7 @@ class AsyncLLM:
         self._calls.clear()
         self._take_messages()
 
-    def _on_message(self, message: TransportMessage) -> None:
+    def _on_message(self, message: EngineCoreMessage) -> None:
         self._messages.append(message)
         loop = self._loop  # set before messages are taken for the first time, so none is overlooked
         if loop is None:
@@ -230,7 +230,7 @@ class AsyncLLM:
         while self._messages:
             self._handle(self._messages.popleft())
 
-    def _handle(self, message: TransportMessage) -> None:
+    def _handle(self, message: EngineCoreMessage) -> None:
         if isinstance(message, EngineCoreOutputs):
             to_abort = self._outputs.process(message)
             if to_abort:

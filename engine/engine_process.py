@@ -18,8 +18,7 @@ import msgspec
 import zmq
 
 from ..core.engine_input import EngineCoreInput
-from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineFailed, EngineHello, Finished
-from ..core.errors import ConfigurationError, OctavoError
+from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGone, EngineHello, Finished
 from ..core.logging import configure_logging
 from ..core.startup import StartupTimeline
 from ..executor.child_process import on_parent_death
@@ -54,20 +53,18 @@ class EngineCoreProc:
         try:
             self._serve()
         except Exception as error:
-            configuration = isinstance(error, ConfigurationError)
             logger.debug("the engine failed", exc_info=True)
-            text = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
-            self._tell_end(" ".join(text.split()), configuration)
+            self._tell_end(EngineGone.of(error))
         return 1
 
-    def _tell_end(self, cause: str, configuration: bool = False) -> None:
+    def _tell_end(self, gone: EngineGone) -> None:
         """Tell the owner, who also hears how this process ends, and tells the others. Returns when that is sent."""
-        self._outputs.put((0, EngineFailed(cause, configuration)))
+        self._outputs.put((0, gone))
         self._outputs.put(None)
         self._sender.join(timeout=5.0)
 
     def _give_up(self, cause: str) -> None:
-        self._tell_end(cause)
+        self._tell_end(EngineGone(cause))
         os._exit(1)
 
     def _serve(self) -> None:

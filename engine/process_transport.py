@@ -22,9 +22,10 @@ import msgspec
 
 from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreInput
+from ..core.engine_output import EngineGone
 from ..executor.child_process import ChildProcess, describe_exit
 from .seat_transport import SeatTransport
-from .transport import EngineGone, EngineSeat, EngineTransport, OnMessage
+from .transport import EngineSeat, EngineTransport, OnMessage
 
 _STALE_SECONDS = 60.0
 _PREFIX = "octavo-"

@@ -15,8 +15,8 @@ import msgspec
 import zmq
 
 from ..core.engine_input import EngineCoreInput
-from ..core.engine_output import EngineCoreMessage, EngineFailed, EngineHello
-from .transport import EngineGone, EngineSeat, EngineTransport, OnMessage
+from ..core.engine_output import EngineCoreMessage, EngineGone, EngineHello
+from .transport import EngineSeat, EngineTransport, OnMessage
 
 logger = logging.getLogger("octavo.engine")
 
@@ -34,7 +34,7 @@ class SeatTransport(EngineTransport):
         # Reentrant: the garbage collector may run anywhere, and what it ends may be the owner of this transport.
         self._lock = threading.RLock()
         self._closed = False
-        self._failure: EngineFailed | None = None
+        self._failure: EngineGone | None = None
         self._gone: EngineGone | None = None
         self._patience_ms = 0
         self._receiver = threading.Thread(target=self._receive, name="octavo-engine-messages", daemon=True)
@@ -86,8 +86,7 @@ class SeatTransport(EngineTransport):
             self._take(self._output.recv())
         if not self._closed and self._gone is not None:
             self._remove_folder()
-            failure = self._failure
-            self._on_message(self._gone if failure is None else EngineGone(failure.message, failure.configuration))
+            self._on_message(self._failure or self._gone)
 
     def _take(self, data: bytes) -> None:
         message = self._decoder.decode(data)
@@ -96,7 +95,7 @@ class SeatTransport(EngineTransport):
                 if not self._closed:
                     self._input.poll(_CONNECT_MS, zmq.POLLOUT)  # from here on, nobody connected means nobody there
             self._remove_folder()
-        elif isinstance(message, EngineFailed):
+        elif isinstance(message, EngineGone):
             self._failure = message
         else:
             self._on_message(message)

@@ -5,13 +5,12 @@ import threading
 
 from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreInput
-from ..core.engine_output import EngineCoreOutputs
-from ..core.errors import ConfigurationError, OctavoError
+from ..core.engine_output import EngineCoreOutputs, EngineGone
 from ..core.startup import StartupTimeline
 from ..executor.executor import make_executor
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
-from .transport import EngineGone, EngineTransport, OnMessage
+from .transport import EngineTransport, OnMessage
 
 logger = logging.getLogger("octavo.engine")
 
@@ -50,9 +49,7 @@ class ThreadTransport(EngineTransport):
             loop.run()
         except Exception as error:
             logger.debug("the engine failed", exc_info=True)
-            configuration = isinstance(error, ConfigurationError)
-            text = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
-            on_message(EngineGone(text, configuration))
+            on_message(EngineGone.of(error))
         finally:
             if executor is not None:
                 executor.shutdown()

@@ -10,15 +10,7 @@ import msgspec
 
 from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreInput
-from ..core.engine_output import EngineCoreOutputs, EngineFailed, EngineHello, EngineReady
-
-
-class EngineGone(msgspec.Struct, frozen=True):
-    """The engine ended. Nothing comes after this."""
-
-    message: str
-    configuration: bool = False
-    """The user's settings or files are the cause."""
+from ..core.engine_output import EngineCoreMessage
 
 
 class EngineSeat(msgspec.Struct, frozen=True):
@@ -39,8 +31,7 @@ class EngineSeat(msgspec.Struct, frozen=True):
         return f"ipc://{self.folder}/out"
 
 
-TransportMessage = EngineCoreOutputs | EngineHello | EngineReady | EngineFailed | EngineGone
-OnMessage = Callable[[TransportMessage], None]
+OnMessage = Callable[[EngineCoreMessage], None]
 
 
 class EngineTransport(ABC):

@@ -15,12 +15,12 @@ from scripted_transport import text_config
 
 from octavo.core.config import EngineConfig, ParallelConfig
 from octavo.core.engine_input import AbortRequests, EngineCoreRequest, UtilityCall
-from octavo.core.engine_output import EngineCoreOutputs, EngineReady
+from octavo.core.engine_output import EngineCoreOutputs, EngineGone, EngineReady
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.process_transport import ProcessTransport
 from octavo.engine.seat_transport import SeatTransport
 from octavo.engine.thread_transport import ThreadTransport
-from octavo.engine.transport import EngineGone, EngineTransport, make_transport
+from octavo.engine.transport import EngineTransport, make_transport
 
 PATIENCE = 30.0
 

@@ -11,6 +11,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.engine_input import AbortRequests, EngineCoreInput, EngineCoreRequest
 from octavo.core.engine_output import (
     EngineCoreOutputs,
+    EngineGone,
     EngineReady,
     Finished,
     PromptLogprobsDelta,
@@ -18,7 +19,7 @@ from octavo.core.engine_output import (
     TokenLogprobsDelta,
 )
 from octavo.engine.tokenizer import Tokenizer
-from octavo.engine.transport import EngineGone, EngineTransport, OnMessage
+from octavo.engine.transport import EngineTransport, OnMessage
 
 
 def text_config(max_model_len: int = 256) -> EngineConfig:
