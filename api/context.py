@@ -38,11 +38,7 @@ class ServerContext:
     """The engine, how it is reached, and the state of the server."""
 
     def __init__(
-        self,
-        engine: AsyncLLM,
-        args: ServerArgs,
-        model_names: list[str],
-        numbers: SharedNumbers | None = None,
+        self, engine: AsyncLLM, args: ServerArgs, model_names: list[str], numbers: SharedNumbers | None = None
     ) -> None:
         """Raises ``ConfigurationError`` for a chat template or a parser that cannot be used."""
         self.engine = engine
@@ -85,13 +81,13 @@ class ServerContext:
         """What parses the bodies of one endpoint."""
         return BodyParser(fields, self.args.max_body_bytes, self.args.strict_fields)
 
-    async def accept(self, request: Request, bodies: BodyParser[T]) -> Exchange[T]:
-        """A request that has just come in and is to generate something. Raises what speaks against it."""
+    async def accept(self, request: Request, bodies: BodyParser[T]) -> tuple[T, Exchange]:
+        """What a request that has just come in asks to be generated. Raises what speaks against it."""
         log = RequestLog(request.url.path, request.scope["octavo.request_id"], self.engine.config.log_requests)
         keep_log(request.scope, log)
         self.require_ready()
         asked, headers = await bodies.parse(request)
-        return Exchange(asked, headers, log, self.open_requests)
+        return asked, Exchange(headers, log, self.open_requests)
 
     def resolve_model(self, name: str | None) -> str:
         """The name that answers carry. Raises ``UnknownModelError`` for a model that is not served."""

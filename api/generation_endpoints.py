@@ -43,8 +43,7 @@ class GenerationEndpoints:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        exchange = await self._context.accept(request, self._chat_bodies)
-        asked = exchange.asked
+        asked, exchange = await self._context.accept(request, self._chat_bodies)
         check_stream_options(asked.stream, asked.stream_options)
         head, engine_id = self._context.answer_head("chatcmpl", asked.model, asked.request_id)
         generation = await self.chat_generation(asked, engine_id)
@@ -121,8 +120,7 @@ class GenerationEndpoints:
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
-        exchange = await self._context.accept(request, self._completion_bodies)
-        asked = exchange.asked
+        asked, exchange = await self._context.accept(request, self._completion_bodies)
         check_stream_options(asked.stream, asked.stream_options)
         head, engine_id = self._context.answer_head("cmpl", asked.model, asked.request_id)
         check_generates(self._context.engine.config)

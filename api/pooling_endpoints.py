@@ -45,8 +45,7 @@ class PoolingEndpoints:
 
     async def embeddings(self, request: Request) -> Response:
         """The vectors of one input or several."""
-        exchange = await self._context.accept(request, self._embedding_bodies)
-        asked = exchange.asked
+        asked, exchange = await self._context.accept(request, self._embedding_bodies)
         head, engine_id = self._context.answer_head("embd", asked.model, asked.request_id)
         params = _params(asked).replace(dimensions=asked.dimensions, normalize=asked.normalize)
         texts, lists = split_prompts(asked.input, "input", MAX_INPUTS)
@@ -67,8 +66,7 @@ class PoolingEndpoints:
 
     async def score(self, request: Request) -> Response:
         """How well texts fit each other."""
-        exchange = await self._context.accept(request, self._score_bodies)
-        asked = exchange.asked
+        asked, exchange = await self._context.accept(request, self._score_bodies)
         head, engine_id = self._context.answer_head("score", asked.model, asked.request_id)
         first = [asked.text_1] if isinstance(asked.text_1, str) else asked.text_1
         second = [asked.text_2] if isinstance(asked.text_2, str) else asked.text_2
@@ -80,8 +78,7 @@ class PoolingEndpoints:
 
     async def rerank(self, request: Request) -> Response:
         """Documents in the order in which they fit a query."""
-        exchange = await self._context.accept(request, self._rerank_bodies)
-        asked = exchange.asked
+        asked, exchange = await self._context.accept(request, self._rerank_bodies)
         head, engine_id = self._context.answer_head("rerank", asked.model, asked.request_id)
         if asked.top_n is not None and asked.top_n < 1:
             raise RequestError.at("top_n", f"must be at least 1, not {asked.top_n}")

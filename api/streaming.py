@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -34,7 +33,7 @@ ERROR_SEND_SECONDS = 1.0
 class GenerationResponse(Response):
     """The ASGI application of one answer: runs its generation while the client is there."""
 
-    def __init__(self, generation: Generation, exchange: Exchange[msgspec.Struct]) -> None:
+    def __init__(self, generation: Generation, exchange: Exchange) -> None:
         super().__init__(headers=exchange.headers)
         self.generation = generation
         self._requests = exchange.open_requests
@@ -90,7 +89,7 @@ class GenerationResponse(Response):
 class CollectedResponse(GenerationResponse):
     """A plain answer."""
 
-    def __init__(self, generation: Generation, collector: Collector, exchange: Exchange[msgspec.Struct]) -> None:
+    def __init__(self, generation: Generation, collector: Collector, exchange: Exchange) -> None:
         super().__init__(generation, exchange)
         self._collector = collector
 
@@ -112,7 +111,7 @@ class CollectedResponse(GenerationResponse):
 class EventStreamResponse(GenerationResponse):
     """An answer in server-sent events. Chunks are bytes that go straight to the ASGI server."""
 
-    def __init__(self, generation: Generation, writer: StreamWriter, exchange: Exchange[msgspec.Struct]) -> None:
+    def __init__(self, generation: Generation, writer: StreamWriter, exchange: Exchange) -> None:
         super().__init__(generation, exchange)
         self._writer = writer
         self._started = False

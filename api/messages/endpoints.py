@@ -41,8 +41,7 @@ class MessagesEndpoints:
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         shape_errors(request.scope, message_error_response)
-        exchange = await self._context.accept(request, self._bodies)
-        asked = exchange.asked
+        asked, exchange = await self._context.accept(request, self._bodies)
         model = self._context.resolve_model(asked.model)
         if asked.max_tokens < 1:
             raise RequestError.at("max_tokens", f"must be at least 1, not {asked.max_tokens}")

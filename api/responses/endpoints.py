@@ -46,8 +46,7 @@ class ResponsesEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation given as items."""
-        exchange = await self._context.accept(request, self._bodies)
-        asked = exchange.asked
+        asked, exchange = await self._context.accept(request, self._bodies)
         check_request(asked)
         model = self._context.resolve_model(asked.model)
         new = given_items(asked.input)
