@@ -65,6 +65,10 @@ class BatchResult(msgspec.Struct):
     error: LineError | None = None
 
 
+BatchItem = BatchRequest | BatchResult
+"""A request, or in place of one that cannot be sent, the result that says why."""
+
+
 class _WrittenResult(msgspec.Struct):
     """What a resumed run needs to know of a result."""
 
@@ -127,7 +131,7 @@ def _read_results(output: BinaryIO, path: Path) -> WrittenResults:
     return written
 
 
-def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest | BatchResult]:
+def read_requests(lines: Iterable[bytes]) -> Iterator[BatchItem]:
     """The requests of an input, and in place of each line that is none, the result that says why. Skips empty lines."""
     decoder = msgspec.json.Decoder(BatchRequest)
     fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -148,7 +152,7 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest | BatchResult
         yield request
 
 
-def is_written(item: BatchRequest | BatchResult, written: WrittenResults) -> bool:
+def is_written(item: BatchItem, written: WrittenResults) -> bool:
     """True if an earlier run has written the result of this line."""
     if isinstance(item, BatchRequest):
         return item.custom_id in written.ids
@@ -198,7 +202,7 @@ class BatchRun:
         self._concurrency = concurrency
         self._on_done = on_done
 
-    async def run(self, items: Iterator[BatchRequest | BatchResult], written: WrittenResults) -> None:
+    async def run(self, items: Iterator[BatchItem], written: WrittenResults) -> None:
         """Until every item has its result. Raises ``BatchStoppedError`` if the server stays away."""
         todo = self._new(items, written)
         try:
@@ -208,9 +212,7 @@ class BatchRun:
         except* OctavoError as errors:
             raise errors.exceptions[0] from None
 
-    def _new(
-        self, items: Iterator[BatchRequest | BatchResult], written: WrittenResults
-    ) -> Iterator[BatchRequest | BatchResult]:
+    def _new(self, items: Iterator[BatchItem], written: WrittenResults) -> Iterator[BatchItem]:
         for item in items:
             if is_written(item, written):
                 self.counts.skipped += 1
@@ -218,7 +220,7 @@ class BatchRun:
             else:
                 yield item
 
-    async def _work(self, todo: Iterator[BatchRequest | BatchResult]) -> None:
+    async def _work(self, todo: Iterator[BatchItem]) -> None:
         # All workers share one iterator, so the input is read no faster than it is worked off.
         for item in todo:
             result = await self._answer(item) if isinstance(item, BatchRequest) else item

@@ -1,5 +1,6 @@
 """``octavo chat`` and ``octavo complete``: a server's answers in the terminal, streamed as they come."""
 
+import contextlib
 import json
 import sys
 import time
@@ -278,10 +279,8 @@ def _until_end(read_line: Callable[[str], str], prompt: str) -> Iterator[str]:
 
 def _enable_line_editing() -> None:
     """Arrow keys and history in ``input``, where Python was built with readline."""
-    try:
+    with contextlib.suppress(ImportError):
         import readline  # noqa: F401
-    except ImportError:
-        return
 
 
 def _write(text: str) -> None:

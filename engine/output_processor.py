@@ -6,6 +6,7 @@ takes them, so whatever piled up while it was busy arrives as one merged output.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,35 +24,27 @@ from .tokenizer import Tokenizer
 logger = logging.getLogger("octavo.engine")
 
 
+@dataclass(slots=True, eq=False)
 class CompletionState:
     """One of a request's completions."""
 
-    __slots__ = (
-        "detokenizer", "finish_reason", "handle", "index", "last_time", "logprobs", "num_taken_ids",
-        "num_taken_logprobs", "request", "stop_reason", "taken", "text_parts", "token_ids",
-        "vector",
-    )  # fmt: skip
-
-    def __init__(
-        self, request: "RequestState", index: int, handle: int, detokenizer: IncrementalDetokenizer | None
-    ) -> None:
-        self.request = request
-        self.index = index
-        self.handle = handle
-        self.detokenizer = detokenizer
-        self.token_ids: list[int] = []
-        self.text_parts: list[str] = []
-        """Under DELTA, text since the last take; otherwise all of it."""
-        self.logprobs: list[TokenLogprobs] = []
-        self.num_taken_ids = 0
-        self.num_taken_logprobs = 0
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self.taken = False
-        """The final output was taken."""
-        self.last_time = 0.0
-        self.vector: np.ndarray | None = None
-        """The answer of a prompt that is pooled."""
+    request: "RequestState"
+    index: int
+    handle: int
+    detokenizer: IncrementalDetokenizer | None
+    token_ids: list[int] = field(default_factory=list)
+    text_parts: list[str] = field(default_factory=list)
+    """Under DELTA, text since the last take; otherwise all of it."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_taken_ids: int = 0
+    num_taken_logprobs: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    taken: bool = False
+    """The final output was taken."""
+    last_time: float = 0.0
+    vector: np.ndarray | None = None
+    """The answer of a prompt that is pooled."""
 
     @property
     def has_news(self) -> bool:

@@ -25,6 +25,7 @@ from ...core.errors import EngineStartError
 from ...core.limits import check_least
 from ..client import ServerClient
 from ..config_file import UsageError
+from ..listener import open_listener
 from .report import print_table, progress, write_json
 
 BAR_WIDTH = 40
@@ -182,8 +183,7 @@ def _last_line(log: Path) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with open_listener("127.0.0.1", 0) as probe:
         return probe.getsockname()[1]
 
 
