@@ -43,7 +43,7 @@ class GrammarDoor:
         self._end_ids = end_ids
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="octavo-grammar")
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         """What was wrong with the grammars seen last, by digest; "" for the good ones."""
 
@@ -67,9 +67,6 @@ class GrammarDoor:
         return spec
 
     def _judge(self, spec: GrammarSpec) -> str:
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="octavo-grammar")
         try:
             return self._threads.submit(self._compile, spec).result(COMPILE_SECONDS)
         except TimeoutError:

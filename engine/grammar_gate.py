@@ -40,22 +40,19 @@ class GrammarGate:
         self._config = config
         self._executor = executor
         self._on_ready = on_ready
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="octavo-grammar-gate")
         self._vocabulary_sent = False
         self._sending = threading.Lock()
         self._closed = threading.Event()
 
     def start(self, request: Request) -> None:
         """Returns at once; ``on_ready`` is called later, on another thread."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="octavo-grammar-gate")
         self._threads.submit(self._run, request)
 
     def close(self) -> None:
         """Give up what is being waited for."""
         self._closed.set()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, request: Request) -> None:
         assert request.grammar is not None
