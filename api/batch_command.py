@@ -43,7 +43,7 @@ class BatchArgs:
     """Jinja chat template, as a file or as text, in place of the model's own."""
 
 
-BatchFlags = Annotated[BatchArgs, Parameter(name="*", group="Batch")]
+BatchFlags = Annotated[BatchArgs | None, Parameter(name="*", group="Batch")]
 
 
 def run_batch(
@@ -51,8 +51,8 @@ def run_batch(
     output_file: Path,
     /,
     *,
-    batch: BatchFlags | None = None,
-    engine: EngineFlags | None = None,
+    batch: BatchFlags = None,
+    engine: EngineFlags = None,
     config: Annotated[Path | None, Parameter(group="Batch")] = None,
 ) -> int:
     """Work off a batch file in OpenAI's format. A run that was stopped goes on where it was.

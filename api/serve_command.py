@@ -10,16 +10,16 @@ from ..core.engine_args import EngineArgs
 from .config_file import UsageError
 from .server_args import ServerArgs
 
-EngineFlags = Annotated[EngineArgs, Parameter(name="*", group="Engine")]
-ServerFlags = Annotated[ServerArgs, Parameter(name="*", group="Server")]
+EngineFlags = Annotated[EngineArgs | None, Parameter(name="*", group="Engine")]
+ServerFlags = Annotated[ServerArgs | None, Parameter(name="*", group="Server")]
 
 
 def serve(
     model: str | None = None,
     /,
     *,
-    engine: EngineFlags | None = None,
-    server: ServerFlags | None = None,
+    engine: EngineFlags = None,
+    server: ServerFlags = None,
     config: Annotated[Path | None, Parameter(group="Server")] = None,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API.

@@ -25,7 +25,7 @@ def throughput(
     /,
     *,
     args: ThroughputArgs | None = None,
-    engine: EngineFlags | None = None,
+    engine: EngineFlags = None,
     config: ConfigFlag = None,
 ) -> int:
     """Tokens per second of offline work, alone or beside Transformers.
@@ -47,7 +47,7 @@ def latency(
     /,
     *,
     args: LatencyArgs | None = None,
-    engine: EngineFlags | None = None,
+    engine: EngineFlags = None,
     config: ConfigFlag = None,
 ) -> int:
     """Time to the first token and between tokens, of one batch at a time.
@@ -69,7 +69,7 @@ def core(
     /,
     *,
     args: CoreCostArgs | None = None,
-    engine: EngineFlags | None = None,
+    engine: EngineFlags = None,
     config: ConfigFlag = None,
 ) -> int:
     """What a decode step costs beside the model: scheduling and messages, and the work of the API process.
