@@ -10,13 +10,7 @@ from ..core.sampling_params import SamplingParams
 from ..engine.input_processor import PreparedRequest, check_generates
 from .answer_plan import AnswerRequest
 from .chat import ChatCollector, ChatStream, TemplateOptions, alternatives, template_messages, template_variables
-from .completions import (
-    DEFAULT_MAX_TOKENS,
-    MAX_COMPLETIONS,
-    CompletionCollector,
-    CompletionStream,
-    split_prompts,
-)
+from .completions import DEFAULT_MAX_TOKENS, MAX_COMPLETIONS, CompletionCollector, CompletionStream, split_prompts
 from .context import ServerContext
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS
 from .generation import Generation

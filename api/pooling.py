@@ -8,18 +8,9 @@ import numpy as np
 
 from ..core.errors import RequestFailedError
 from ..engine.scoring import Scoring
+from . import pooling_protocol as protocol
 from .dialect import AnswerHead
 from .generation import ChoiceDelta, Event, Generation
-from .pooling_protocol import (
-    Embedding,
-    EmbeddingList,
-    PoolingUsage,
-    RankedDocument,
-    Ranking,
-    RerankDocument,
-    Score,
-    ScoreList,
-)
 
 
 class VectorCollector(ABC):
@@ -45,9 +36,9 @@ class VectorCollector(ABC):
         return whole
 
     @property
-    def usage(self) -> PoolingUsage:
+    def usage(self) -> protocol.PoolingUsage:
         """Token counts."""
-        return PoolingUsage(self._generation.num_prompt_tokens, self._generation.num_prompt_tokens)
+        return protocol.PoolingUsage(self._generation.num_prompt_tokens, self._generation.num_prompt_tokens)
 
     @abstractmethod
     def answer(self) -> msgspec.Struct:
@@ -61,9 +52,12 @@ class EmbeddingCollector(VectorCollector):
         super().__init__(head, generation)
         self._encoded = _base64 if encoding_format == "base64" else np.ndarray.tolist
 
-    def answer(self) -> EmbeddingList:
-        data = [Embedding(index=index, embedding=self._encoded(vector)) for index, vector in enumerate(self.vectors)]
-        return EmbeddingList(data=data, model=self.head.model, usage=self.usage)
+    def answer(self) -> protocol.EmbeddingList:
+        data = [
+            protocol.Embedding(index=index, embedding=self._encoded(vector))
+            for index, vector in enumerate(self.vectors)
+        ]
+        return protocol.EmbeddingList(data=data, model=self.head.model, usage=self.usage)
 
 
 class ScoreCollector(VectorCollector):
@@ -79,10 +73,10 @@ class ScoreCollector(VectorCollector):
         """The scores, in the order of the second texts."""
         return self._scoring.scores(self.vectors, self._num_first)
 
-    def answer(self) -> ScoreList | Ranking:
-        data = [Score(index=index, score=score) for index, score in enumerate(self.scores)]
+    def answer(self) -> protocol.ScoreList | protocol.Ranking:
+        data = [protocol.Score(index=index, score=score) for index, score in enumerate(self.scores)]
         head = self.head
-        return ScoreList(id=head.id, created=head.created, model=head.model, data=data, usage=self.usage)
+        return protocol.ScoreList(id=head.id, created=head.created, model=head.model, data=data, usage=self.usage)
 
 
 class RankingCollector(ScoreCollector):
@@ -96,14 +90,14 @@ class RankingCollector(ScoreCollector):
         self._documents = documents
         self._top_n = top_n
 
-    def answer(self) -> Ranking:
+    def answer(self) -> protocol.Ranking:
         scores, texts = self.scores, self._documents
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top_n]
-        results = [RankedDocument(index=index, relevance_score=scores[index]) for index in order]
+        results = [protocol.RankedDocument(index=index, relevance_score=scores[index]) for index in order]
         if not isinstance(texts, int):
             for result in results:
-                result.document = RerankDocument(texts[result.index])
-        return Ranking(id=self.head.id, model=self.head.model, results=results, usage=self.usage)
+                result.document = protocol.RerankDocument(texts[result.index])
+        return protocol.Ranking(id=self.head.id, model=self.head.model, results=results, usage=self.usage)
 
 
 def _base64(vector: np.ndarray) -> str:

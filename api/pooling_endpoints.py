@@ -7,20 +7,12 @@ from ..core.errors import RequestError
 from ..core.pooling_params import PoolingParams
 from ..engine.input_processor import PreparedRequest
 from ..engine.scoring import PoolingPrompt, check_pairs, make_scoring
+from . import pooling_protocol as protocol
 from .completions import split_prompts
 from .context import ServerContext
 from .generation import Generation
 from .openapi import GENERATION_ERRORS, Route
 from .pooling import EmbeddingCollector, RankingCollector, ScoreCollector
-from .pooling_protocol import (
-    EMBEDDING_FIELDS,
-    RERANK_FIELDS,
-    SCORE_FIELDS,
-    EmbeddingList,
-    PoolingFields,
-    Ranking,
-    ScoreList,
-)
 from .streaming import CollectedResponse
 
 MAX_INPUTS = 2048
@@ -33,14 +25,21 @@ class PoolingEndpoints:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._scoring = make_scoring(context.engine.config.model)
-        self._embedding_bodies = context.bodies(EMBEDDING_FIELDS)
-        self._score_bodies = context.bodies(SCORE_FIELDS)
-        self._rerank_bodies = context.bodies(RERANK_FIELDS)
+        self._embedding_bodies = context.bodies(protocol.EMBEDDING_FIELDS)
+        self._score_bodies = context.bodies(protocol.SCORE_FIELDS)
+        self._rerank_bodies = context.bodies(protocol.RERANK_FIELDS)
         self.routes = [
-            Route("POST", "/v1/embeddings", self.embeddings, EmbeddingList, EMBEDDING_FIELDS, GENERATION_ERRORS),
-            Route("POST", "/v1/score", self.score, ScoreList, SCORE_FIELDS, GENERATION_ERRORS),
-            Route("POST", "/v1/rerank", self.rerank, Ranking, RERANK_FIELDS, GENERATION_ERRORS),
-            Route("POST", "/rerank", self.rerank, Ranking, RERANK_FIELDS, GENERATION_ERRORS),
+            Route(
+                "POST",
+                "/v1/embeddings",
+                self.embeddings,
+                protocol.EmbeddingList,
+                protocol.EMBEDDING_FIELDS,
+                GENERATION_ERRORS,
+            ),
+            Route("POST", "/v1/score", self.score, protocol.ScoreList, protocol.SCORE_FIELDS, GENERATION_ERRORS),
+            Route("POST", "/v1/rerank", self.rerank, protocol.Ranking, protocol.RERANK_FIELDS, GENERATION_ERRORS),
+            Route("POST", "/rerank", self.rerank, protocol.Ranking, protocol.RERANK_FIELDS, GENERATION_ERRORS),
         ]
 
     async def embeddings(self, request: Request) -> Response:
@@ -118,5 +117,5 @@ class PoolingEndpoints:
         ]
 
 
-def _params(asked: PoolingFields) -> PoolingParams:
+def _params(asked: protocol.PoolingFields) -> PoolingParams:
     return PoolingParams(truncate_prompt_tokens=asked.truncate_prompt_tokens, priority=asked.priority or 0)

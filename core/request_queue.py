@@ -56,8 +56,3 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Request]:
         return (entry[3] for entry in sorted(self._live.values(), key=lambda entry: entry[:3]))
-
-
-def make_request_queue(policy: str) -> RequestQueue:
-    """The queue of a scheduling policy: ``fcfs`` or ``priority``."""
-    return RequestQueue(by_priority=policy == "priority")

@@ -26,7 +26,7 @@ from .integrity import check_integrity
 from .kv_cache_block import KVCacheBlock
 from .kv_cache_manager import KVCacheManager
 from .request import Request, RequestStatus
-from .request_queue import make_request_queue
+from .request_queue import RequestQueue
 from .slot_table import SlotTable
 from .stats import SchedulerStats
 from .step import Chunk, ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -81,7 +81,7 @@ class Scheduler:
         self.config = config.scheduler
         self.kv = KVCacheManager(config.cache)
         self.slots = SlotTable(self.config.max_num_seqs, self.config.max_model_len, config.model.vocab_size)
-        self.waiting = make_request_queue(self.config.policy)
+        self.waiting = RequestQueue(by_priority=self.config.policy == "priority")
         self.prefilling: list[Request] = []
         """Running requests with known tokens left to compute, in order of admission."""
         self.decoding = _NO_SLOTS

@@ -36,9 +36,7 @@ class Executor(ABC):
     def execute(self, output: SchedulerOutput) -> StepFuture:
         """Start a step. Returns at once; results are asked for in the order of the steps."""
 
-    def watch(  # noqa: B027 - most executors have nothing to watch
-        self, on_failure: Callable[[str], None]
-    ) -> None:
+    def watch(self, on_failure: Callable[[str], None]) -> None:  # noqa: B027 - most executors have nothing to watch
         """Have ``on_failure`` called with the cause, on any thread, when a worker is gone though nothing was asked of
         it. Workers inside this process, the default here, cannot vanish alone."""
 

@@ -173,22 +173,19 @@ class LoadGenerator:
                 # Times are added up, not slept one by one, so that a late wake-up does not lower the rate.
                 due += self._random.expovariate(self.args.rate)
                 await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
-            tasks.append(asyncio.create_task(self._request(prompt_len, body)))
+            tasks.append(asyncio.create_task(self._send(prompt_len, body)))
         return list(await asyncio.gather(*tasks))
-
-    async def _request(self, prompt_len: int, body: bytes) -> RequestRecord:
-        async with self._gate:
-            return await self._send(prompt_len, body)
 
     async def _send(self, prompt_len: int, body: bytes) -> RequestRecord:
         path = "/v1/chat/completions" if self.args.endpoint == "chat" else "/v1/completions"
-        record = RequestRecord(prompt_len, time.perf_counter())
-        try:
-            async for data in self.client.post(path, body):
-                _take(record, msgspec.json.decode(data), time.perf_counter())
-        except (ServerAnswerError, msgspec.DecodeError) as error:
-            record.error = str(error)
-        record.finished = time.perf_counter()
+        async with self._gate:
+            record = RequestRecord(prompt_len, time.perf_counter())
+            try:
+                async for data in self.client.post(path, body):
+                    _take(record, msgspec.json.decode(data), time.perf_counter())
+            except (ServerAnswerError, msgspec.DecodeError) as error:
+                record.error = str(error)
+            record.finished = time.perf_counter()
         if record.error is None and not record.chunks:
             record.error = "the stream held no text"
         # A server that does not report usage most likely sent one token a piece.

@@ -28,17 +28,11 @@ class Progress:
             yield lambda done: None
             return
         # Imported here: a start with a prepared model shows no bar and need not pay for it.
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-        from rich.progress import Progress as Bars
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Bars(*columns, console=Console(stderr=True)) as bars:
+        what = progress.TextColumn("{task.description}")
+        sizes = progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn()
+        with progress.Progress(what, progress.BarColumn(), *sizes, console=Console(stderr=True)) as bars:
             task = bars.add_task(title, total=total)
             yield lambda done: bars.advance(task, done)
