@@ -11,15 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ..core.errors import (
-    EngineDeadError,
-    EngineStartError,
-    OctavoError,
-    OverloadedError,
-    RequestError,
-    RequestFailedError,
-)
-from .errors import ClientGoneError, EngineLoadingError, ServerStoppingError
+from ..core.errors import EngineError, OctavoError, OverloadedError, RequestError
+from .errors import ClientGoneError, EngineLoadingError
 from .protocol_answers import ErrorAnswer, ErrorBody
 from .request_log import log_refusal
 
@@ -32,11 +25,7 @@ _TYPES = {400: "invalid_request_error", 404: "not_found_error", 413: "invalid_re
 
 def error_status(error: Exception) -> int:
     """The HTTP status of an error of ours; 500 for any other."""
-    if isinstance(error, RequestError):
-        return error.status
-    if isinstance(error, EngineDeadError | EngineStartError | EngineLoadingError | ServerStoppingError):
-        return 503
-    return 500
+    return error.status if isinstance(error, RequestError | EngineError) else 500
 
 
 def error_answer(error: Exception) -> ErrorAnswer:
@@ -44,14 +33,8 @@ def error_answer(error: Exception) -> ErrorAnswer:
     if isinstance(error, RequestError):
         kind = _TYPES.get(error.status, "invalid_request_error")
         return ErrorAnswer(ErrorBody(message=error.message, type=kind, param=error.param, code=error.code))
-    if isinstance(error, EngineLoadingError):
-        return ErrorAnswer(ErrorBody(message=str(error), type="service_unavailable", code="loading"))
-    if isinstance(error, ServerStoppingError):
-        return ErrorAnswer(ErrorBody(message=str(error), type="service_unavailable", code="stopping"))
-    if isinstance(error, EngineDeadError | EngineStartError):
-        return ErrorAnswer(ErrorBody(message=str(error), type="server_error", code="engine_dead"))
-    if isinstance(error, RequestFailedError):
-        return ErrorAnswer(ErrorBody(message=str(error), type="server_error", code="request_failed"))
+    if isinstance(error, EngineError) and error.code is not None:
+        return ErrorAnswer(ErrorBody(message=str(error), type=error.kind, code=error.code))
     return ErrorAnswer(ErrorBody(message="internal error; the server's log has the details", type="server_error"))
 
 

@@ -6,9 +6,17 @@ from ..core.errors import EngineError
 class EngineLoadingError(EngineError):
     """The model is still being loaded; 503 with Retry-After."""
 
+    status = 503
+    kind = "service_unavailable"
+    code = "loading"
+
 
 class ServerStoppingError(EngineError):
     """The server was told to stop; 503."""
+
+    status = 503
+    kind = "service_unavailable"
+    code = "stopping"
 
 
 class ClientGoneError(Exception):

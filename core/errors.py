@@ -97,16 +97,28 @@ class OverloadedError(RequestError):
 
 
 class EngineError(OctavoError):
-    """The engine failed, not the request."""
+    """The engine failed, not the request. With a ``code`` clients are told its message, else only that it failed."""
+
+    status = 500
+    kind = "server_error"
+    code: str | None = None
 
 
 class EngineStartError(EngineError):
     """The engine did not come up. The message carries the cause from the engine's process."""
 
+    status = 503
+    code = "engine_dead"
+
 
 class EngineDeadError(EngineError):
     """The engine's process is gone; requests in flight end with this."""
 
+    status = 503
+    code = "engine_dead"
+
 
 class RequestFailedError(EngineError):
     """One request failed inside the engine; others go on."""
+
+    code = "request_failed"
