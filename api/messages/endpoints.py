@@ -19,8 +19,7 @@ from ..streaming import CollectedResponse, EventStreamResponse
 from .conversation import chat_request, own_names
 from .dialect import MessageCollector, MessageStream
 from .errors import message_error_response
-from .fields import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
-from .protocol import MessageError, MessageObject, TokenCount
+from .protocol import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS, MessageError, MessageObject, TokenCount
 
 
 class MessagesEndpoints:

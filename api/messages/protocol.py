@@ -1,10 +1,11 @@
-"""Bodies of Anthropic's Messages API, as msgspec Structs. Fields known but not offered are in ``fields.py`` here."""
+"""Bodies of Anthropic's Messages API, as msgspec Structs. At the end: the fields known but not offered."""
 
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ..fields import EndpointFields, whatever
 from ..protocol import TokenId
 
 
@@ -183,3 +184,20 @@ class MessageError(msgspec.Struct, kw_only=True):
 
     type: str = "error"
     error: MessageErrorBody
+
+
+# Caching needs no asking for; the others choose among machines and prices of the reference API.
+_WITHOUT_EFFECT = frozenset(
+    "metadata service_tier cache_control inference_geo speed user_profile_id workspace_id billing_policy "
+    "fallback_credit_token".split()
+)
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    **whatever("container compaction thread diagnostics output_format"),
+    "mcp_servers": ([],),
+    "fallbacks": ([],),
+    "stop": ([],),
+    "n": (1,),
+}
+
+MESSAGES_FIELDS = EndpointFields(MessagesRequest, _WITHOUT_EFFECT, _REFUSED)
+COUNT_TOKENS_FIELDS = EndpointFields(CountTokensRequest, _WITHOUT_EFFECT, _REFUSED)

@@ -16,9 +16,8 @@ from ..protocol import ChatMessage
 from ..service_endpoints import json_response
 from ..streaming import CollectedResponse, EventStreamResponse
 from .dialect import ResponseBuilder, ResponseCollector, ResponseStream
-from .fields import RESPONSES_FIELDS
 from .items import chat_messages, given_items, item_dicts
-from .protocol import DeletedResponse, InputItem, ItemList, ResponseObject, ResponsesRequest
+from .protocol import RESPONSES_FIELDS, DeletedResponse, InputItem, ItemList, ResponseObject, ResponsesRequest
 from .request import chat_request, check_request, own_names, told_reasoning, told_text, told_tool_choice, top_logprobs
 from .store import ResponseStore, StoredResponse
 

@@ -1,9 +1,10 @@
-"""Bodies of the Responses API, as msgspec Structs. Fields that are known but not offered are in ``fields.py`` here."""
+"""Bodies of the Responses API, as msgspec Structs. At the end: the fields that are known but not offered."""
 
 from typing import Any
 
 import msgspec
 
+from ..fields import EndpointFields, whatever
 from ..protocol import CommonFields
 from ..protocol_answers import AlternativeToken
 
@@ -258,3 +259,20 @@ class ItemList(msgspec.Struct, kw_only=True):
     first_id: str | None = None
     last_id: str | None = None
     has_more: bool = False
+
+
+RESPONSES_FIELDS = EndpointFields(
+    ResponsesRequest,
+    # The last two bound hosted tools and a cache that is managed by itself: neither can change an answer here.
+    frozenset({"max_tool_calls", "prompt_cache_retention", "prompt_cache_options"}),
+    {
+        "background": (False,),
+        "background_options": ({},),
+        "context_management": ([],),
+        "image": ({},),
+        "n": (1,),
+        "modalities": (["text"],),
+        "response_format": ({"type": "text"},),
+        **whatever("conversation prompt moderation access_programs messages max_tokens max_completion_tokens"),
+    },
+)

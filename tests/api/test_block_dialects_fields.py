@@ -3,8 +3,8 @@
 import pytest
 
 from octavo.api.fields import EndpointFields, nearest_name
-from octavo.api.messages.fields import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
-from octavo.api.responses.fields import RESPONSES_FIELDS
+from octavo.api.messages.protocol import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS
+from octavo.api.responses.protocol import RESPONSES_FIELDS
 
 TABLES = [RESPONSES_FIELDS, MESSAGES_FIELDS, COUNT_TOKENS_FIELDS]
 
