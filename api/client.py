@@ -68,20 +68,18 @@ class ServerClient:
 
     def stream_chat(self, messages: list[dict[str, str]], **parameters: Any) -> Iterator[str | StreamUsage]:
         """Yields the answer's text piece by piece, then the usage if the server tells it."""
-        for event in self._stream("/v1/chat/completions", {"messages": messages, **parameters}):
-            for choice in event.get("choices") or ():
-                text = (choice.get("delta") or {}).get("content")
-                if text:
-                    yield text
-            yield from _usage(event)
+        return self._pieces("/v1/chat/completions", {"messages": messages, **parameters})
 
     def stream_completion(self, prompt: str, **parameters: Any) -> Iterator[str | StreamUsage]:
         """Yields the continuation of ``prompt`` piece by piece, then the usage if the server tells it."""
-        for event in self._stream("/v1/completions", {"prompt": prompt, **parameters}):
-            for choice in event.get("choices") or ():
-                if choice.get("text"):
-                    yield choice["text"]
-            yield from _usage(event)
+        return self._pieces("/v1/completions", {"prompt": prompt, **parameters})
+
+    def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[str | StreamUsage]:
+        for event in self._stream(path, body):
+            yield from event_texts(event)
+            usage = event.get("usage")
+            if usage:
+                yield StreamUsage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         body = {key: value for key, value in body.items() if value is not None}
@@ -121,10 +119,12 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def _usage(event: dict[str, Any]) -> Iterator[StreamUsage]:
-    usage = event.get("usage")
-    if usage:
-        yield StreamUsage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+def event_texts(event: dict[str, Any]) -> Iterator[str]:
+    """The pieces of text in one event of a stream of either kind."""
+    for choice in event.get("choices") or ():
+        text = choice.get("text") or (choice.get("delta") or {}).get("content")
+        if text:
+            yield text
 
 
 def _message(content: bytes) -> str:

@@ -234,14 +234,8 @@ class ServerLife:
         self._context.stopping = True
         self._family.tell_stop()
         self._http.stop_accepting()
-        if len(requests):
-            logger.info(
-                "stopping; %d open requests may go on for %g s (a second signal ends them now)",
-                len(requests),
-                self._args.shutdown_timeout,
-            )
-        else:
-            logger.info("stopping")
+        grace = f"may go on for {self._args.shutdown_timeout:g} s (a second signal ends them now)"
+        logger.info("stopping%s", f"; {len(requests)} open requests {grace}" if len(requests) else "")
         drained = asyncio.create_task(self._all_done(self._args.shutdown_timeout))
         hurried = asyncio.create_task(self._stop.second.wait())
         await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)

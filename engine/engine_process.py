@@ -112,8 +112,6 @@ class EngineCoreProc:
             case ["add", str(), int(handle), int(client), *_]:
                 text = f"the engine could not read the request: {error}"
                 self._emit(client, EngineCoreOutputs(0.0, finished=[Finished(handle, "error", error=text)]))
-            case _:
-                pass
 
     def _send_outputs(self) -> None:
         encoder = msgspec.msgpack.Encoder()

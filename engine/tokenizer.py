@@ -43,9 +43,7 @@ class Tokenizer:
         self.bos_token = self._roles["bos_token"]
         self.eos_token = self._roles["eos_token"]
         self.pad_token = self._roles["pad_token"]
-        self.bos_token_id = self._token_id(self.bos_token)
-        self.eos_token_id = self._token_id(self.eos_token)
-        self.pad_token_id = self._token_id(self.pad_token)
+        self.eos_token_id = None if self.eos_token is None else backend.token_to_id(self.eos_token)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Number of ids, added tokens included. The model's own may be larger, by padding."""
         added = backend.get_added_tokens_decoder()
@@ -202,9 +200,6 @@ class Tokenizer:
         if params.skip_special_tokens or params.spaces_between_special_tokens:
             return decoder
         return UnspacedDecoder(decoder, {i: self.token_text(i) for i in self.special_ids})
-
-    def _token_id(self, token: str | None) -> int | None:
-        return None if token is None else self._backend.token_to_id(token)
 
 
 def _repaired(text: str) -> str:

@@ -50,10 +50,8 @@ class WorkerProtocol(Protocol):
         ...
 
 
-class WorkerFactory(Protocol):
-    """A worker class."""
-
-    def __call__(self, config: EngineConfig, rank: int) -> WorkerProtocol: ...
+WorkerFactory = Callable[[EngineConfig, int], WorkerProtocol]
+"""A worker class: takes the configuration and the rank."""
 
 
 def worker_factory(path: str) -> WorkerFactory:

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from ...core.limits import check_least
-from ..client import DEFAULT_URL, ServerAnswerError, ServerClient
+from ..client import DEFAULT_URL, ServerAnswerError, ServerClient, event_texts
 from ..config_file import UsageError
 from .event_stream import EventStreamClient
 from .plot import check_plot, draw_load
@@ -274,9 +274,7 @@ def _take(record: RequestRecord, event: dict[str, Any], now: float) -> None:
     """Takes one event of a stream into the record."""
     if event.get("error"):
         raise ServerAnswerError(f"error in the stream: {event['error']}")
-    for choice in event.get("choices") or ():
-        if choice.get("text") or (choice.get("delta") or {}).get("content"):
-            record.chunks.append(now)
+    record.chunks += [now for _ in event_texts(event)]
     usage = event.get("usage")
     if usage:
         record.output_tokens = usage.get("completion_tokens") or record.output_tokens

@@ -28,7 +28,7 @@ def save(backend: Backend, folder: Path, **config: object) -> Path:
 
 
 def test_known_ids_of_the_default_model(smollm: Tokenizer) -> None:
-    assert (smollm.vocab_size, smollm.eos_token_id, smollm.bos_token_id, smollm.pad_token_id) == (49152, 2, 1, 2)
+    assert (smollm.vocab_size, smollm.eos_token_id) == (49152, 2)
     assert (smollm.eos_token, smollm.bos_token, smollm.pad_token) == ("<|im_end|>", "<|im_start|>", "<|im_end|>")
     assert smollm.special_ids == frozenset(range(17))
     texts = {" ": [216], "\n": [198], "Hello": [19556], " world": [905], "Red": [12869], "Blue": [23390]}
