@@ -1,6 +1,5 @@
 """The chat dialect: from messages to a prompt, and from events to ``chat.completion.chunk`` or ``chat.completion``."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from .dialect import AnswerHead, encode_json
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .logprobs import chat_logprobs, prompt_logprobs_answer
 from .protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest
-from .protocol_answers import ChatChoice, ChatCompletion, ChatLogprobs, PromptLogprobs, TokenLogprob
+from .protocol_answers import AnswerMessage, ChatChoice, ChatCompletion, ChatLogprobs, PromptLogprobs
 from .tools.tool_use import ToolChoice
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -57,27 +56,20 @@ def _text(content: str | list[ContentPart], param: str) -> str:
     return joined_text(content, f"{param}.content", "; this server takes only parts of type 'text'")
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateOptions:
-    """How the chat template is to be run."""
-
-    add_generation_prompt: bool
-    continue_final_message: bool
-    variables: dict[str, Any]
-
-    @classmethod
-    def of(cls, asked: ChatCompletionRequest | TokenizeRequest, variables: dict[str, Any] | None) -> "TemplateOptions":
-        """From the fields of a request. Raises ``RequestError`` if they contradict each other."""
-        add_generation_prompt, continue_final_message = asked.add_generation_prompt, asked.continue_final_message
-        if add_generation_prompt and continue_final_message:
-            raise RequestError.at(
-                "continue_final_message", "leaves the last message open; send add_generation_prompt false with it"
-            )
-        for name in variables or {}:
-            if name in _TEMPLATE_OWN:
-                raise RequestError.at("chat_template_kwargs", f"must not set {name}: the request's own fields do")
-        add = add_generation_prompt if add_generation_prompt is not None else not continue_final_message
-        return cls(add, bool(continue_final_message), variables or {})
+def template_options(
+    asked: ChatCompletionRequest | TokenizeRequest, variables: dict[str, Any] | None
+) -> dict[str, Any]:
+    """How the chat template is to be run, with further ``variables`` of its own. Raises ``RequestError``."""
+    add, go_on = asked.add_generation_prompt, asked.continue_final_message
+    if add and go_on:
+        raise RequestError.at(
+            "continue_final_message", "leaves the last message open; send add_generation_prompt false with it"
+        )
+    for name in variables or {}:
+        if name in _TEMPLATE_OWN:
+            raise RequestError.at("chat_template_kwargs", f"must not set {name}: the request's own fields do")
+    add = not go_on if add is None else add
+    return {"add_generation_prompt": add, "continue_final_message": bool(go_on)} | (variables or {})
 
 
 def template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
@@ -169,12 +161,18 @@ class ChatCollector:
         self._generation = generation
         self._asked = asked
         self._alternatives = alternatives(asked)
-        count = generation.n
-        self._messages = [MessageGatherer(echoed(asked)) for _ in range(count)]
-        self._token_ids: list[list[int]] = [[] for _ in range(count)]
-        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(count)]
-        self._ends: list[tuple[str | None, int | str | None]] = [(None, None)] * count
-        self._prompt_logprobs: PromptLogprobs | None = None
+        self._messages = [MessageGatherer(echoed(asked)) for _ in range(generation.n)]
+        self._choices = [self._empty_choice(index) for index in range(generation.n)]
+        self._prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+
+    def _empty_choice(self, index: int) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage("assistant", None),
+            logprobs=None if self._alternatives is None else ChatLogprobs([]),
+            finish_reason=None,
+            token_ids=[] if self._asked.return_token_ids else msgspec.UNSET,
+        )
 
     def add(self, events: list[Event]) -> None:
         """See ``Collector``."""
@@ -183,35 +181,27 @@ class ChatCollector:
                 if event.prompt_logprobs is not None:
                     self._prompt_logprobs = prompt_logprobs_answer(event.prompt_logprobs)
                 continue
+            choice = self._choices[event.index]
             self._messages[event.index].add(event.text, event.parts)
-            self._token_ids[event.index] += event.token_ids
-            if self._alternatives is not None and event.logprobs:
-                self._logprobs[event.index] += chat_logprobs(event.logprobs, self._alternatives)
+            if choice.token_ids is not msgspec.UNSET:
+                choice.token_ids += event.token_ids
+            if choice.logprobs is not None and event.logprobs:
+                choice.logprobs.content += chat_logprobs(event.logprobs, self._alternatives or 0)
             if event.finish_reason is not None:
-                self._ends[event.index] = (_finish_reason(self._asked, event), event.stop_reason)
+                choice.finish_reason, choice.stop_reason = _finish_reason(self._asked, event), event.stop_reason
 
     def answer(self) -> ChatCompletion:
         """See ``Collector``."""
-        ids = self._asked.return_token_ids
+        for choice, message in zip(self._choices, self._messages, strict=True):
+            choice.message = message.message()
         prompt_ids = self._generation.prompts[0].prompt_token_ids
         return ChatCompletion(
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
-            choices=[self._choice(index) for index in range(len(self._messages))],
+            choices=self._choices,
             usage=self._generation.usage,
-            prompt_logprobs=msgspec.UNSET if self._prompt_logprobs is None else self._prompt_logprobs,
-            prompt_token_ids=prompt_ids if ids else msgspec.UNSET,
+            prompt_logprobs=self._prompt_logprobs,
+            prompt_token_ids=prompt_ids if self._asked.return_token_ids else msgspec.UNSET,
             timings=self._generation.times_told if self._asked.timings else msgspec.UNSET,
-        )
-
-    def _choice(self, index: int) -> ChatChoice:
-        finish_reason, stop_reason = self._ends[index]
-        return ChatChoice(
-            index=index,
-            message=self._messages[index].message(),
-            logprobs=None if self._alternatives is None else ChatLogprobs(self._logprobs[index]),
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            token_ids=self._token_ids[index] if self._asked.return_token_ids else msgspec.UNSET,
         )

@@ -1,5 +1,6 @@
 """The text completion dialect: the kinds of prompt, and from events to ``text_completion`` chunks or answers."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -58,7 +59,13 @@ class _LogprobsOfAnswer:
         count = len(generation.prompts) * generation.n
         self._writers = [CompletionLogprobsWriter(asked.logprobs or 0) for _ in range(count)]
 
-    def prompt_piece(self, index: int, event: PromptStarted) -> _PromptPiece:
+    def prompt_pieces(self, event: PromptStarted) -> Iterator[tuple[int, _PromptPiece]]:
+        """What every choice of a prompt begins with, and which one it is."""
+        first = event.prompt_index * self._generation.n
+        for index in range(first, first + self._generation.n):
+            yield index, self._prompt_piece(index, event)
+
+    def _prompt_piece(self, index: int, event: PromptStarted) -> _PromptPiece:
         """The echo of a prompt, its log probabilities and its ids, as far as they are wanted."""
         asked, echoes = self._asked, self._echoes
         extra: dict[str, Any] = {}
@@ -122,10 +129,8 @@ class CompletionStream(ChunkStream):
         return self._framed(self._ended(choice, event))
 
     def _start(self, event: PromptStarted) -> bytes:
-        count = self._generation.n
         chunks = []
-        for index in range(event.prompt_index * count, event.prompt_index * count + count):
-            piece = self._logprobs.prompt_piece(index, event)
+        for index, piece in self._logprobs.prompt_pieces(event):
             if piece.text or piece.logprobs is not None or piece.extra:
                 choice = {"index": index, "text": piece.text, "logprobs": piece.logprobs, "finish_reason": None}
                 chunks.append(self._framed(choice | piece.extra))
@@ -172,9 +177,7 @@ class CompletionCollector:
                 choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
 
     def _add_prompt(self, event: PromptStarted) -> None:
-        count = self._generation.n
-        for index in range(event.prompt_index * count, event.prompt_index * count + count):
-            piece = self._logprobs.prompt_piece(index, event)
+        for index, piece in self._logprobs.prompt_pieces(event):
             choice = self._choices[index]
             self._texts[index].append(piece.text)
             if choice.logprobs is not None and piece.logprobs is not None:

@@ -16,7 +16,6 @@ from ..engine.input_processor import PreparedRequest
 from ..engine.tokenizer import Tokenizer
 from .answer_plan import AnswerPlan
 from .body import BodyParser
-from .chat import TemplateOptions
 from .chat_template import ChatTemplate
 from .dialect import AnswerHead
 from .errors import EngineLoadingError, ServerStoppingError
@@ -116,23 +115,15 @@ class ServerContext:
             raise rename_param(error, renamed) from error
 
     async def render_chat(
-        self, messages: list[dict[str, Any]], options: TemplateOptions, tools: list[dict[str, Any]] | None = None
+        self, messages: list[dict[str, Any]], options: dict[str, Any], tools: list[dict[str, Any]] | None = None
     ) -> str:
         """The prompt of a conversation. Raises ``RequestError``, also for what the template itself refuses."""
         template = self.chat_template
         if template is None:
             raise RequestError("this server has no chat template: it runs with --skip-tokenizer-init", "messages")
 
-        def render() -> str:
-            return template.prompt(
-                messages,
-                tools=tools,
-                add_generation_prompt=options.add_generation_prompt,
-                continue_final_message=options.continue_final_message,
-                **options.variables,
-            )
-
-        return await self.encoder.off_loop(sum(len(message["content"]) for message in messages), render)
+        size = sum(len(message["content"]) for message in messages)
+        return await self.encoder.off_loop(size, lambda: template.prompt(messages, tools, **options))
 
     def answer_head(self, prefix: str, model: str | None, request_id: str | None) -> tuple[AnswerHead, str]:
         """What the answer repeats, and the id that the engine knows it by, which is unique whatever was given.

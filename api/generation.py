@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from ..core.outputs import RequestOutput, RequestTimings, TokenLogprobs
 from ..engine.async_llm import AsyncLLM
@@ -90,18 +90,14 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Token counts so far."""
+        reasoning = sum(splitter.reasoning_tokens for splitter in self._splitters or ())
         return Usage(
             self.num_prompt_tokens,
             self.num_completion_tokens,
             self.num_prompt_tokens + self.num_completion_tokens,
             PromptTokensDetails(self.num_cached_tokens),
-            self._completion_details,
+            CompletionTokensDetails(reasoning) if reasoning else UNSET,
         )
-
-    @property
-    def _completion_details(self) -> CompletionTokensDetails | UnsetType:
-        reasoning = sum(splitter.reasoning_tokens for splitter in self._splitters or ())
-        return CompletionTokensDetails(reasoning) if reasoning else UNSET
 
     @property
     def phases(self) -> Phases | None:

@@ -9,7 +9,7 @@ from ..core.errors import RequestError
 from ..core.sampling_params import SamplingParams
 from ..engine.input_processor import PreparedRequest, check_generates
 from .answer_plan import AnswerRequest
-from .chat import ChatCollector, ChatStream, TemplateOptions, alternatives, template_messages, template_variables
+from .chat import ChatCollector, ChatStream, alternatives, template_messages, template_options, template_variables
 from .completions import DEFAULT_MAX_TOKENS, MAX_COMPLETIONS, CompletionCollector, CompletionStream, split_prompts
 from .context import ServerContext
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS
@@ -71,7 +71,7 @@ class GenerationEndpoints:
             detokenize=True,
             renamed=renamed,
         )
-        template = TemplateOptions.of(asked, template_variables(asked))
+        template = template_options(asked, template_variables(asked))
         given = params.structured_outputs
         params = params.replace(structured_outputs=self._context.answers.constraint(tools, given))
         if tools is not None and (tools.forced or given is None):
@@ -80,7 +80,7 @@ class GenerationEndpoints:
             tools,
             include_reasoning=asked.include_reasoning is not False,
             constrained=given is not None,
-            open_text=messages[-1]["content"] if template.continue_final_message else "",
+            open_text=messages[-1]["content"] if template["continue_final_message"] else "",
         )
         if self._context.answers.needs_special_tokens(reading):
             params = params.replace(skip_special_tokens=False)

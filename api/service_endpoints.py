@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..core.errors import RequestError
-from .chat import TemplateOptions, template_messages
+from .chat import template_messages, template_options
 from .context import ServerContext
 from .dialect import encode_json
 from .fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
@@ -85,7 +85,7 @@ class ServiceEndpoints:
             raise RequestError("exactly one of prompt and messages is required", "prompt")
         encoder = self._context.encoder
         if asked.messages is not None:
-            options = TemplateOptions.of(asked, asked.chat_template_kwargs)
+            options = template_options(asked, asked.chat_template_kwargs)
             tools = tool_use(asked.tools, None, None)
             text = await self._context.render_chat(
                 template_messages(asked.messages), options, None if tools is None else tools.for_template
