@@ -69,11 +69,6 @@ class ChatTemplate:
         sources = tokenizer.chat_templates if override is None else {"default": _read_override(override)}
         return cls(sources, tokenizer.special_tokens)
 
-    @property
-    def available(self) -> bool:
-        """False for a model without chat template: ``render`` refuses every conversation."""
-        return bool(self._templates)
-
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any) -> str:
         """As ``render``. A template that knows no tools gets them told in the system message, and calls as text."""
         if not self.knows_tools:
@@ -140,8 +135,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     return environment
 
 

@@ -33,11 +33,6 @@ class BlockPool:
         """Blocks that can be handed out at all."""
         return len(self.blocks) - 1
 
-    @property
-    def num_cached(self) -> int:
-        """Blocks that the prefix cache can find."""
-        return len(self._index)
-
     def take(self, count: int) -> list[KVCacheBlock]:
         """``count`` blocks for one holder; what they cached is forgotten. The caller has checked ``num_free``."""
         taken = []

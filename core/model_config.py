@@ -61,7 +61,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_position: int
     """Positions that the model was made for."""
     rope: RopeConfig
-    sliding_window: int | None = None
     eos_token_ids: list[int] = []
     """End tokens of ``generation_config.json``, else of ``config.json``."""
     default_sampling: dict[str, Any] = {}
@@ -137,7 +136,6 @@ def read_model_config(
         mlp_bias=bool(config.get("mlp_bias", False)),
         max_position=max_position,
         rope=rope,
-        sliding_window=config.get("sliding_window") if config.get("use_sliding_window", True) else None,
         eos_token_ids=_end_tokens(folder, generation, config),
         default_sampling=_default_sampling(folder, generation),
         weights_dtype=weights_dtype,

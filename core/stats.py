@@ -48,5 +48,4 @@ class FinishedRequestStats(msgspec.Struct, frozen=True, array_like=True, gc=Fals
     decode_seconds: float
     """From the first token to the last."""
     e2e_seconds: float
-    max_tokens: int | None = None
     n: int = 1

@@ -328,7 +328,7 @@ def _note_start(state: RequestState, when: float, num_cached: int) -> None:
 
 
 def _finished_stats(state: RequestState) -> FinishedRequestStats:
-    timings, params = state.timings, state.prepared.params
+    timings = state.timings
     end = timings.finished or timings.arrival
     scheduled = timings.first_scheduled or end
     first = timings.first_token or end
@@ -344,6 +344,5 @@ def _finished_stats(state: RequestState) -> FinishedRequestStats:
         prefill_seconds=max(0.0, first - scheduled),
         decode_seconds=max(0.0, last - first),
         e2e_seconds=max(0.0, end - timings.arrival),
-        max_tokens=params.max_tokens,
-        n=params.n,
+        n=state.prepared.params.n,
     )

@@ -35,10 +35,6 @@ class GGUFTensor:
     num_bytes: int
 
     @property
-    def num_elements(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
     def stored_dtype(self) -> str:
         """The safetensors dtype that holds this tensor without loss: its own, or F32 for a quantized one."""
         return self.kind.name if self.kind.name in ("F16", "BF16") else "F32"
