@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 from ...core.errors import RequestError, UnsupportedFieldError
-from ..content import part_text
+from ..content import joined_text, part_text
 from ..protocol import ChatCompletionRequest, ChatMessage, CommonFields, FunctionCall, ToolCall
 from ..sampling import rename_param
 from ..structured import JsonSchemaFormat, ResponseFormat
-from ..tools.tool_use import FunctionDefinition, FunctionName, Tool, ToolChoice
+from ..tools.tool_use import FunctionName, Tool, ToolChoice
 from . import protocol
 
 # Fields with the same name and meaning in a chat request.
@@ -20,6 +20,7 @@ _RENAMED = {
     "reasoning_effort": "output_config.effort",
     "tool_choice.function.name": "tool_choice.name",
 }
+_REFUSAL = ", which this server does not take here; it takes text"
 _BILLING_MARK = "x-anthropic-billing-header:"
 
 
@@ -95,10 +96,7 @@ def _tool(tool: protocol.MessageTool, index: int) -> Tool:
             f"tools[{index}] has type {tool.type[:64]!r}; this server takes only tools of the caller's own (custom)",
             f"tools[{index}].type",
         )
-    function = FunctionDefinition(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-    )
-    return Tool(function=function)
+    return Tool.of(tool.name, tool.description, tool.input_schema, tool.strict)
 
 
 def _thinking_fields(asked: protocol.CountTokensRequest) -> dict[str, Any]:
@@ -144,7 +142,7 @@ def _system_text(blocks: list[protocol.ContentBlock]) -> str:
     """Without the block by which a client's maker counts its requests: it differs from one request to the next, so no
     prefix of the prompt would ever be found in the cache."""
     kept = [block for block in blocks if not (block.text or "").startswith(_BILLING_MARK)]
-    return _joined(kept, "system")
+    return joined_text(kept or "", "system", _REFUSAL)
 
 
 def _add_user(turn: protocol.MessageTurn, param: str, messages: list[ChatMessage], calls: set[str]) -> None:
@@ -173,8 +171,7 @@ def _tool_message(block: protocol.ContentBlock, param: str, calls: set[str]) -> 
         raise RequestError.at(
             f"{param}.tool_use_id", f"is {block.tool_use_id[:64]!r}, which no tool_use block before it has"
         )
-    content = block.content or ""
-    text = content if isinstance(content, str) else _joined(content, f"{param}.content")
+    text = joined_text(block.content or "", f"{param}.content", _REFUSAL)
     # Chat templates have no place for the flag, and the model should know.
     return ChatMessage(
         role="tool", content=f"Error: {text}" if block.is_error else text, tool_call_id=block.tool_use_id
@@ -222,9 +219,5 @@ def _blocks(turn: protocol.MessageTurn, param: str) -> list[tuple[protocol.Conte
     return [(block, f"{param}.content[{index}]") for index, block in enumerate(turn.content)]
 
 
-def _joined(blocks: list[protocol.ContentBlock], param: str) -> str:
-    return "\n".join(_text(block, f"{param}[{index}]") for index, block in enumerate(blocks))
-
-
 def _text(block: protocol.ContentBlock, param: str) -> str:
-    return part_text(block, param, ", which this server does not take here; it takes text")
+    return part_text(block, param, _REFUSAL)

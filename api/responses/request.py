@@ -8,7 +8,7 @@ from ...core.errors import RequestError, UnsupportedFieldError
 from ..protocol import ChatCompletionRequest, ChatMessage
 from ..sampling import check_stream_options, rename_param
 from ..structured import JsonSchemaFormat, ResponseFormat
-from ..tools.tool_use import AllowedTools, FunctionDefinition, FunctionName, NamedTool, Tool, ToolChoice
+from ..tools.tool_use import AllowedTools, FunctionName, NamedTool, Tool, ToolChoice
 from .protocol import FunctionTool, GivenToolChoice, ReasoningOptions, ResponsesRequest, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
@@ -97,10 +97,7 @@ def _tools(given: list[FunctionTool] | None) -> list[Tool] | None:
             )
         if tool.name is None:
             raise RequestError.at(f"tools[{index}].name", "is required")
-        function = FunctionDefinition(
-            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-        )
-        tools.append(Tool(function=function))
+        tools.append(Tool.of(tool.name, tool.description, tool.parameters, tool.strict))
     return tools
 
 

@@ -28,6 +28,12 @@ class Tool(msgspec.Struct, kw_only=True):
     type: str = "function"
     function: FunctionDefinition | None = None
 
+    @classmethod
+    def of(cls, name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None) -> "Tool":
+        """For the dialects in which all this is one level higher."""
+        function = FunctionDefinition(name=name, description=description, parameters=parameters, strict=strict)
+        return cls(function=function)
+
 
 class FunctionName(msgspec.Struct, kw_only=True):
     """Names one of the offered functions."""
@@ -200,10 +206,8 @@ def _enforced(tool: FunctionDefinition, loose: bool) -> dict[str, Any]:
 
 
 def _described(tool: FunctionDefinition) -> dict[str, Any]:
-    description: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        description["description"] = tool.description
-    return description | {"parameters": _parameters(tool)}
+    told = {"name": tool.name, "description": tool.description, "parameters": _parameters(tool)}
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def _moved(schema: Any, root: str) -> Any:
