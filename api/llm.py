@@ -3,6 +3,7 @@
 import queue
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 from ..core.engine_args import EngineArgs
@@ -48,7 +49,6 @@ class LLM:
             self._inputs = InputProcessor(self.config, self.tokenizer)
             self._outputs = OutputProcessor(self.tokenizer)
             self._template_override = chat_template
-            self._template: ChatTemplate | None = None
             self.engine_info = self._wait_ready()
             self._inputs.max_model_len = self.engine_info.max_model_len
         except BaseException:
@@ -175,7 +175,7 @@ class LLM:
 
         ``tools`` are told to the model; its text then holds its calls, which ``octavo.api.tools`` has parsers for.
         """
-        template = self._chat_template()
+        template = self._chat_template
         prompts = [
             self._rendered(
                 template.prompt(
@@ -190,12 +190,11 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
+    @cached_property
     def _chat_template(self) -> ChatTemplate:
         if self.tokenizer is None:
             raise RequestError("chat needs a tokenizer, and none is loaded (skip_tokenizer_init)", "messages")
-        if self._template is None:
-            self._template = ChatTemplate.from_tokenizer(self.tokenizer, self._template_override)
-        return self._template
+        return ChatTemplate.from_tokenizer(self.tokenizer, self._template_override)
 
     def _rendered(self, text: str) -> dict[str, Any]:
         assert self.tokenizer is not None

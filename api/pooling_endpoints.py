@@ -28,18 +28,12 @@ class PoolingEndpoints:
         self._embedding_bodies = context.bodies(protocol.EMBEDDING_FIELDS)
         self._score_bodies = context.bodies(protocol.SCORE_FIELDS)
         self._rerank_bodies = context.bodies(protocol.RERANK_FIELDS)
+        errors = GENERATION_ERRORS
         self.routes = [
-            Route(
-                "POST",
-                "/v1/embeddings",
-                self.embeddings,
-                protocol.EmbeddingList,
-                protocol.EMBEDDING_FIELDS,
-                GENERATION_ERRORS,
-            ),
-            Route("POST", "/v1/score", self.score, protocol.ScoreList, protocol.SCORE_FIELDS, GENERATION_ERRORS),
-            Route("POST", "/v1/rerank", self.rerank, protocol.Ranking, protocol.RERANK_FIELDS, GENERATION_ERRORS),
-            Route("POST", "/rerank", self.rerank, protocol.Ranking, protocol.RERANK_FIELDS, GENERATION_ERRORS),
+            Route("POST", "/v1/embeddings", self.embeddings, protocol.EmbeddingList, protocol.EMBEDDING_FIELDS, errors),
+            Route("POST", "/v1/score", self.score, protocol.ScoreList, protocol.SCORE_FIELDS, errors),
+            Route("POST", "/v1/rerank", self.rerank, protocol.Ranking, protocol.RERANK_FIELDS, errors),
+            Route("POST", "/rerank", self.rerank, protocol.Ranking, protocol.RERANK_FIELDS, errors),
         ]
 
     async def embeddings(self, request: Request) -> Response:

@@ -3,7 +3,7 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -34,7 +34,11 @@ class GenerationResponse(Response):
     """The ASGI application of one answer: runs its generation while the client is there."""
 
     def __init__(self, generation: Generation, exchange: Exchange) -> None:
-        super().__init__(headers=exchange.headers)
+        super().__init__()
+        self.headers_given = [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in exchange.headers.items()
+        ]
+        """Those of the answer, beside those of its form."""
         self.generation = generation
         self._requests = exchange.open_requests
         self._log = exchange.log
@@ -78,12 +82,8 @@ class GenerationResponse(Response):
     async def fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an error instead."""
         response = shaped_error(scope, error)
-        response.raw_headers.extend(self.raw_headers_given())
+        response.raw_headers.extend(self.headers_given)
         await response(scope, receive, send)
-
-    def raw_headers_given(self) -> list[tuple[bytes, bytes]]:
-        """The headers that the handler gave."""
-        return [(name, value) for name, value in self.raw_headers if name not in (b"content-length", b"content-type")]
 
 
 class CollectedResponse(GenerationResponse):
@@ -103,7 +103,7 @@ class CollectedResponse(GenerationResponse):
         """Send the whole answer."""
         body = encode_json(self._collector.answer())
         length = (b"content-length", str(len(body)).encode())
-        headers = [(b"content-type", b"application/json"), length, *self.raw_headers_given()]
+        headers = [(b"content-type", b"application/json"), length, *self.headers_given]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -148,11 +148,9 @@ class EventStreamResponse(GenerationResponse):
         if not self._started:
             await super().fail(error, scope, receive, send)
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(ERROR_SEND_SECONDS):
                 await send({"type": "http.response.body", "body": self._writer.fail(error), "more_body": False})
-        except TimeoutError:
-            return
 
     async def _first(self, batches: AsyncGenerator[list[Event], None], send: Send) -> list[Event]:
         """The first events; sends the headers early if they take long."""
@@ -173,7 +171,7 @@ class EventStreamResponse(GenerationResponse):
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
-            *self.raw_headers_given(),
+            *self.headers_given,
         ]
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})

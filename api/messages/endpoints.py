@@ -50,10 +50,8 @@ class MessagesEndpoints:
         in_context = generation.prompts[0].params.max_tokens != asked.max_tokens
         head = AnswerHead(message_id, int(time.time()), model)
         if asked.stream:
-            writer = MessageStream(head, generation, in_context)
-            return EventStreamResponse(generation, writer, exchange)
-        collector = MessageCollector(head, generation, in_context)
-        return CollectedResponse(generation, collector, exchange)
+            return EventStreamResponse(generation, MessageStream(head, generation, in_context), exchange)
+        return CollectedResponse(generation, MessageCollector(head, generation, in_context), exchange)
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation without answering it."""

@@ -63,10 +63,8 @@ class ResponsesEndpoints:
                 self.store.put(answer.id, StoredResponse.of(answer, [*earlier, *new], len(new)))
 
         if asked.stream:
-            writer = ResponseStream(builder, keep)
-            return EventStreamResponse(generation, writer, exchange)
-        collector = ResponseCollector(builder, keep)
-        return CollectedResponse(generation, collector, exchange)
+            return EventStreamResponse(generation, ResponseStream(builder, keep), exchange)
+        return CollectedResponse(generation, ResponseCollector(builder, keep), exchange)
 
     async def retrieve(self, request: Request) -> Response:
         """A kept response."""

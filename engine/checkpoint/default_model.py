@@ -1,5 +1,6 @@
 """The embedded default: SmolLM2-135M-Instruct, the one GGUF file in a wheel on the Python package index."""
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -122,10 +123,8 @@ def _size(folder: Path) -> int:
     largest = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with contextlib.suppress(OSError):  # gone between the listing and the look
                 largest = max(largest, os.stat(os.path.join(parent, name)).st_size)
-            except OSError:
-                continue  # gone between the listing and the look
     return largest
 
 
