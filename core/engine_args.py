@@ -60,7 +60,7 @@ class EngineArgs:
     """Threads of one operation on the CPU. Without it, one per core."""
 
     enforce_eager: bool = False
-    """Record no CUDA graphs of decode steps: slower, for looking at single kernels."""
+    """Record no CUDA graphs: slower, for looking at single kernels."""
 
     block_size: int | None = None
     """Tokens in one KV-cache block. Without it, what the attention backend is fastest with: 16, or 128 for flash."""

@@ -83,6 +83,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.architecture in ENCODER_ARCHITECTURES
 
     @property
+    def layer_parameters(self) -> int:
+        """Numbers in the matrices of one layer."""
+        heads = (self.num_heads + self.num_kv_heads) * self.head_dim
+        return 2 * self.hidden_size * heads + 3 * self.hidden_size * self.intermediate_size
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token takes over all layers."""
         width = 4 if self.dtype == "float32" else 2

@@ -23,13 +23,15 @@ from triton.runtime.jit import JITFunction
 from ..core.config import EngineConfig
 from ..core.logging import configure_logging
 from ..kernels.triton.sampling import SamplingRows, sample
-from ..worker.attention.fused_backend import CacheShape, FusedPlan
+from ..worker.attention.fused_backend import CacheShape, ChunkRows, DecodeRows, FusedPlan, WrittenLayer
 from ..worker.attention.triton_backend import TritonAttentionBackend
 from ..worker.attention.windows import layer_windows
 from ..worker.decode_graphs import DecodeGraphs
+from ..worker.graph_pool import GraphPool
 from ..worker.layers.dtypes import torch_dtype
 from ..worker.layers.linear_method import choose_linear_method
 from ..worker.models.registry import build_model
+from ..worker.prompt_graphs import PromptGraphs
 from ..worker.slot_mirror import DeviceSlotMirror
 from .child_process import die_with_parent
 
@@ -146,6 +148,13 @@ def compile_ahead(
     return list(seen.values())
 
 
+class _DecodesOnly(TritonAttentionBackend):
+    """Prompts go through a library, which needs no compiling."""
+
+    def _attend_chunks(self, layer: WrittenLayer, rows: ChunkRows) -> None:
+        pass
+
+
 @torch.inference_mode()
 def launch_all(config: EngineConfig, prompts: bool) -> None:
     """The launches of ``Worker``'s start, and of the kinds of sampling that come later."""
@@ -154,29 +163,33 @@ def launch_all(config: EngineConfig, prompts: bool) -> None:
     model.finish_loading(choose_linear_method(config, META))
     dtype, block_size, rows = torch_dtype(model_config.dtype), config.cache.block_size, config.scheduler.max_num_seqs
     heads = (model_config.num_heads, model_config.num_kv_heads, model_config.head_dim)
-    attention = TritonAttentionBackend(
-        CacheShape(layer_windows(config.model)[:1], *heads, block_size, dtype, META), rows
-    )
+    shape = CacheShape(layer_windows(config.model)[:1], *heads, block_size, dtype, META)
+    attention = (TritonAttentionBackend if prompts else _DecodesOnly)(shape, rows)
     attention.allocate(2)
     width = -(-config.scheduler.max_model_len // block_size)
     mirror = DeviceSlotMirror(np.zeros((rows, width), np.int32), META)
 
-    def step(tokens: int, count: int, decodes: int, draws: Sequence[tuple[bool, bool]]) -> None:
+    def step(tokens: int, count: int, decodes: bool, draws: Sequence[tuple[bool, bool]]) -> None:
         long = torch.empty(tokens, dtype=torch.int64, device=META)
         lengths, starts = (torch.empty(count + more, dtype=torch.int32, device=META) for more in (0, 1))
         table = mirror.block_table[:count]
-        plan = FusedPlan(decodes, count if prompts else decodes, tokens, width, starts, lengths, table, long)
+        chunks = None if decodes else ChunkRows(starts, lengths, table, tokens, width)
+        plan = FusedPlan(long, DecodeRows(lengths, table) if decodes else None, chunks)
         logits = model.raw_logits(model.forward(long, long, attention, plan)[:count])
         numbers = (torch.float32, torch.int64, torch.float64, torch.float32, torch.int64, torch.int64)
         parameters = SamplingRows(*(torch.empty(count, dtype=kind, device=META) for kind in numbers))
         for random, filters in draws:
             sample(logits, parameters, random, filters)
 
-    step(config.scheduler.max_num_batched_tokens, rows, 0, [(True, False)])
-    step(16, 1, 0, [(False, False)])
-    step(1, 1, 1, [(False, False), (True, False)])
+    step(config.scheduler.max_num_batched_tokens, rows, False, [(True, False)])
+    step(16, 1, False, [(False, False)])
+    step(1, 1, True, [(False, False), (True, False)])
     if config.device.cuda_graphs:
-        graphs = DecodeGraphs(config, model, attention, mirror)
-        for size in reversed(graphs.sizes):
-            graphs._step(size)  # pyright: ignore[reportPrivateUsage]
-    step(min(64, rows), min(64, rows), min(64, rows), [(True, False), (True, True)])
+        prompt_graphs = PromptGraphs(config, model, attention, GraphPool())
+        for size in (prompt_graphs.sizes[-1], prompt_graphs.sizes[0]):
+            for chunks in (1, rows):
+                prompt_graphs.forward(*prompt_graphs.shape_for(size, chunks))
+        decode_graphs = DecodeGraphs(config, model, attention, mirror, GraphPool())
+        for size in reversed(decode_graphs.sizes):
+            decode_graphs.forward(size)
+    step(min(64, rows), min(64, rows), True, [(True, False), (True, True)])

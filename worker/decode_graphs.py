@@ -5,20 +5,16 @@ the device's own per-slot state, which it moves on by one token. In steady decod
 Rows beyond the real ones are padding (slot -1).
 """
 
-import logging
-import time
-
 import numpy as np
 import torch
 
 from ..core.config import EngineConfig
 from ..kernels.triton.decode_inputs import decode_inputs
-from .attention.fused_backend import FusedAttentionBackend, FusedPlan
+from .attention.fused_backend import DecodeRows, FusedAttentionBackend, FusedPlan
+from .graph_pool import GraphPool
 from .models.causal_lm import CausalLM
 from .slot_mirror import DeviceSlotMirror
 from .transfer import to_device
-
-logger = logging.getLogger("octavo.worker")
 
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
@@ -27,13 +23,18 @@ class DecodeGraphs:
     """Captured decode steps for a short list of batch sizes."""
 
     def __init__(
-        self, config: EngineConfig, model: CausalLM, attention: FusedAttentionBackend, mirror: DeviceSlotMirror
+        self,
+        config: EngineConfig,
+        model: CausalLM,
+        attention: FusedAttentionBackend,
+        mirror: DeviceSlotMirror,
+        pool: GraphPool,
     ) -> None:
+        self._pool = pool
         self._model = model
         self._attention = attention
         self._mirror = mirror
         self._block_size = config.cache.block_size
-        self._max_seq_len = config.scheduler.max_model_len
         most = min(config.scheduler.max_num_seqs, _SIZES[-1])
         self.sizes = [size for size in _SIZES if size < most] + [most]
         device = mirror.last_tokens.device
@@ -43,7 +44,6 @@ class DecodeGraphs:
         self._seq_lens = torch.zeros(most, dtype=torch.int32, device=device)
         self._slot_mapping = torch.zeros(most, dtype=torch.int64, device=device)
         self._block_table = torch.zeros((most, mirror.block_table.shape[1]), dtype=torch.int32, device=device)
-        self._query_start_loc = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._running: np.ndarray | None = None
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
@@ -52,22 +52,12 @@ class DecodeGraphs:
         """Most rows that a graph serves."""
         return self.sizes[-1]
 
-    @torch.inference_mode()
     def capture(self) -> None:
-        """Capture all sizes, the largest first, so that the others find its memory."""
-        began = time.perf_counter()
-        pool = None
+        """Capture all sizes, the largest first."""
         for size in reversed(self.sizes):
-            self._step(size)  # compiles and warms every kernel outside of the capture
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits = self._step(size)
-            pool = pool or graph.pool()
-            self._graphs[size] = (graph, logits)
-        logger.info("captured %d decode graphs in %.2f s", len(self.sizes), time.perf_counter() - began)
+            self._graphs[size] = self._pool.capture(lambda size=size: self.forward(size))
 
-    def _step(self, size: int) -> torch.Tensor:
+    def forward(self, size: int) -> torch.Tensor:
         """Logits [size, V], in the model's dtype, of the first ``size`` slots of the buffer."""
         decode_inputs(
             self._slots[:size],
@@ -81,16 +71,8 @@ class DecodeGraphs:
             self._slot_mapping[:size],
             self._block_table[:size],
         )
-        plan = FusedPlan(
-            num_decodes=size,
-            num_rows=size,
-            max_query_len=1,
-            max_seq_len=self._max_seq_len,
-            query_start_loc=self._query_start_loc[: size + 1],
-            seq_lens=self._seq_lens[:size],
-            block_table=self._block_table[:size],
-            slot_mapping=self._slot_mapping[:size],
-        )
+        rows = DecodeRows(self._seq_lens[:size], self._block_table[:size])
+        plan = FusedPlan(self._slot_mapping[:size], rows, None)
         hidden = self._model.forward(self._input_ids[:size], self._positions[:size], self._attention, plan)
         return self._model.raw_logits(hidden)
 

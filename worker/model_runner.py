@@ -37,6 +37,14 @@ class DecodeReplay(Protocol):
         ...
 
 
+class PromptReplay(Protocol):
+    """Recorded steps with prompts."""
+
+    def run(self, step: StepInputs) -> torch.Tensor | None:
+        """Hidden states [T, hidden] of a step; None if it is not recorded."""
+        ...
+
+
 class ModelRunner:
     """Joins the input batch, the model and the sampler."""
 
@@ -61,7 +69,8 @@ class ModelRunner:
         self._failures: dict[int, str] = {}
         self._wants_prompt_logprobs: dict[int, NewRequest] = {}
         self._pooling = make_pooling(config.model.pooling.kind)
-        self._replay: DecodeReplay | None = None
+        self._decodes: DecodeReplay | None = None
+        self._prompts: PromptReplay | None = None
 
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
@@ -70,13 +79,12 @@ class ModelRunner:
         On a GPU all of it is only launched here; the returned function waits for the copy of what was drawn.
         """
         self._apply(output)
-        if self._replay is not None and not output.chunks and len(self._inputs.decodes) <= self._replay.largest:
+        if self._decodes is not None and not output.chunks and len(self._inputs.decodes) <= self._decodes.largest:
             slots = self._inputs.advance_decodes()
-            drawn = self._draw(*self._replay.run(slots), slots)
+            drawn = self._draw(*self._decodes.run(slots), slots)
             return PendingOutput(output.step, drawn, [], self._device, self._failures).wait
         step = self._inputs.advance(output.chunks)
-        plan = self._attention.plan(step.layout)
-        hidden = self._model.forward(step.input_ids, step.layout.positions, self._attention, plan)
+        hidden = self._hidden_states(step)
         drawn = None
         if len(step.sampling_slots):
             states = hidden if step.sampling_tokens is None else hidden[step.sampling_tokens]
@@ -88,9 +96,10 @@ class ModelRunner:
             pooled = self._pooling.pool(hidden, bounds, output.chunks)
         return PendingOutput(output.step, drawn, scores, self._device, self._failures, pooled).wait
 
-    def replay_decodes(self, replay: DecodeReplay) -> None:
-        """From here on steps that only decode are replayed."""
-        self._replay = replay
+    def replay(self, decodes: DecodeReplay, prompts: PromptReplay) -> None:
+        """From here on steps are replayed that are recorded."""
+        self._decodes = decodes
+        self._prompts = prompts
 
     @property
     def mirror(self) -> SlotMirror:
@@ -129,6 +138,14 @@ class ModelRunner:
         for spec in output.released_grammars:
             self._compiled.release(spec)
         self._inputs.apply(output)
+
+    def _hidden_states(self, step: StepInputs) -> torch.Tensor:
+        """[T, hidden] of all tokens of a step."""
+        hidden = None if self._prompts is None else self._prompts.run(step)
+        if hidden is not None:
+            return hidden
+        plan = self._attention.plan(step.layout)
+        return self._model.forward(step.input_ids, step.layout.positions, self._attention, plan)
 
     def _draw(self, logits: torch.Tensor, positions: torch.Tensor, slots: np.ndarray) -> SamplerOutput:
         """Draw a token for each of ``slots`` from logits [S, V]; ``positions`` are those of the tokens drawn."""

@@ -26,7 +26,7 @@ logger = logging.getLogger("octavo.worker")
 _CPU_CACHE_SHARE = 0.25
 _CPU_CACHE_LIMIT = 4 << 30
 _GRAPH_RESERVE = 512 << 20
-"""Bytes left free for CUDA graphs and what libraries allocate at their first use."""
+"""Bytes left free for graphs of decode steps and what libraries allocate at their first use."""
 
 
 class Worker:
@@ -76,7 +76,17 @@ class Worker:
         activations = self._measure_activations()
         free, total = torch.cuda.mem_get_info(self._device)
         wanted = total * self._config.cache.memory_utilization
-        return int(wanted - (total - free) - activations - _GRAPH_RESERVE)
+        graphs = 0
+        if self._uses_graphs:
+            from .prompt_graphs import most_tokens  # needs Triton
+
+            graphs = activations * most_tokens(self._config) // self._config.scheduler.max_num_batched_tokens
+        return int(wanted - (total - free) - activations - graphs - _GRAPH_RESERVE)
+
+    @property
+    def _uses_graphs(self) -> bool:
+        assert self._attention is not None
+        return self._device.type == "cuda" and self._config.device.cuda_graphs and self._attention.name != "torch"
 
     def _measure_activations(self) -> int:
         """Bytes that the largest step takes beside weights and cache: it is run, over a cache of nothing."""
@@ -117,25 +127,33 @@ class Worker:
         self._attention.allocate(num_blocks)
         self._runner = ModelRunner(self._config, self._device, self._model, self._attention, self._grammars)
         self._warm_up()
-        if self._device.type == "cuda" and self._config.device.cuda_graphs and self._attention.name != "torch":
-            self._record_decodes()
+        if self._uses_graphs:
+            self._record_steps()
         ledger = {"weights": self._model.weight_bytes, "kv cache": num_blocks * self._attention.bytes_per_block}
         ledger |= self._ledger
         logger.info("memory: %s", ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in ledger.items()))
         return ledger
 
-    def _record_decodes(self) -> None:
+    @torch.inference_mode()
+    def _record_steps(self) -> None:
         # Imported here: only where there is a GPU is there Triton.
         from .attention.fused_backend import FusedAttentionBackend
         from .decode_graphs import DecodeGraphs
+        from .graph_pool import GraphPool
+        from .prompt_graphs import PromptGraphs
         from .slot_mirror import DeviceSlotMirror
 
         assert self._runner is not None and self._model is not None
         assert isinstance(self._attention, FusedAttentionBackend)
         assert isinstance(self._runner.mirror, DeviceSlotMirror)
-        graphs = DecodeGraphs(self._config, self._model, self._attention, self._runner.mirror)
-        graphs.capture()
-        self._runner.replay_decodes(graphs)
+        began = time.perf_counter()
+        pool = GraphPool()
+        prompts = PromptGraphs(self._config, self._model, self._attention, pool)
+        prompts.capture(*prompts.shape_for(prompts.sizes[-1], 1))
+        decodes = DecodeGraphs(self._config, self._model, self._attention, self._runner.mirror, pool)
+        decodes.capture()
+        self._runner.replay(decodes, prompts)
+        logger.info("recorded %d CUDA graphs in %.2f s", 1 + len(decodes.sizes), time.perf_counter() - began)
 
     def _warm_up(self) -> None:
         """A prompt and a decode over the null block: operators choose and cache their kernels for these shapes now."""

@@ -50,11 +50,9 @@ class ModelNeeds:
     """A model's share in the needs of work."""
 
     def __init__(self, model: ModelConfig) -> None:
-        heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        layer = 2 * model.hidden_size * (heads + kv_heads) + 3 * model.hidden_size * model.intermediate_size
-        self._layers = model.num_layers * layer
+        self._layers = model.num_layers * model.layer_parameters
         self._head = model.vocab_size * model.hidden_size
-        self._attention = 4 * model.num_layers * heads
+        self._attention = 4 * model.num_layers * model.num_heads * model.head_dim
         self._kv_bytes = model.kv_bytes_per_token
         # The int8 method rounds the output layer too.
         self.weight_bytes = (self._layers + self._head) * (1 if model.quantization else _DTYPE_BYTES[model.dtype])

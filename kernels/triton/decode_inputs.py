@@ -18,22 +18,20 @@ def decode_inputs(
     seq_lens: torch.Tensor,
     slot_mapping: torch.Tensor,
     block_table: torch.Tensor,
-    query_start_loc: torch.Tensor | None = None,
 ) -> None:
     """Fill one step's inputs for the requests in ``slots`` int32 [B], and count its token as computed.
 
     Read: ``num_computed`` int32 [S] (tokens already in the cache; grows by one), ``last_token`` int64 [S] (the token
     at that position), ``slot_block_table`` int32 [S, W]. Written, for each row: ``input_ids`` and ``positions`` int64
-    [B], ``seq_lens`` int32 [B], ``slot_mapping`` int64 [B], the entries in use of ``block_table`` int32 [B, W'], and
-    ``query_start_loc`` int32 [B + 1] (0, 1, ... B), if given. A row with a negative slot is padding: token 0 at
-    position 0 of length 0, written nowhere (slot mapping -1). No other slot may appear twice.
+    [B], ``seq_lens`` int32 [B], ``slot_mapping`` int64 [B], and the entries in use of ``block_table`` int32 [B, W']. A
+    row with a negative slot is padding: token 0 at position 0 of length 0, written nowhere (slot mapping -1). No other
+    slot may appear twice.
     """
     rows = slots.shape[0]
     _decode_inputs_kernel[(rows,)](
         slots, num_computed, last_token, slot_block_table, input_ids, positions, seq_lens, slot_mapping,
-        block_table, seq_lens if query_start_loc is None else query_start_loc, slot_block_table.stride(0),
-        block_table.stride(0),
-        BLOCK_SIZE=block_size, STARTS=query_start_loc is not None, CHUNK=_COPIED_AT_ONCE, num_warps=1,
+        block_table, slot_block_table.stride(0), block_table.stride(0),
+        BLOCK_SIZE=block_size, CHUNK=_COPIED_AT_ONCE, num_warps=1,
     )  # fmt: skip
 
 
@@ -41,8 +39,8 @@ def decode_inputs(
 def _decode_inputs_kernel(
     slots: tl.tensor, num_computed: tl.tensor, last_token: tl.tensor, slot_block_table: tl.tensor,
     input_ids: tl.tensor, positions: tl.tensor, seq_lens: tl.tensor, slot_mapping: tl.tensor,
-    block_table: tl.tensor, query_start_loc: tl.tensor, from_stride: tl.tensor, to_stride: tl.tensor,
-    BLOCK_SIZE: tl.constexpr, STARTS: tl.constexpr, CHUNK: tl.constexpr,
+    block_table: tl.tensor, from_stride: tl.tensor, to_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -56,9 +54,6 @@ def _decode_inputs_kernel(
     tl.store(seq_lens + row, tl.where(real, position + 1, 0))
     tl.store(slot_mapping + row, tl.where(real, block * BLOCK_SIZE + position % BLOCK_SIZE, -1))
     tl.store(num_computed + at, position + 1, mask=real)
-    if STARTS:
-        tl.store(query_start_loc + row + 1, row + 1)
-        tl.store(query_start_loc, 0, mask=row == 0)
     used = tl.where(real, position // BLOCK_SIZE + 1, 0)
     target = block_table + row.to(tl.int64) * to_stride
     for start in tl.range(0, used, CHUNK):

@@ -30,6 +30,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "plain loop": {"overlap_scheduling": False},
     "prompts in chunks": {"max_num_batched_tokens": 48, "max_num_seqs": 16},
     "preempted": {"num_gpu_blocks_override": 7, "max_num_seqs": 16, "block_size": 128},
+    "asked twice": {"rounds": 2},
 }
 
 
@@ -40,10 +41,12 @@ def prompts() -> list[list[int]]:
     ]
 
 
-def answers(folder: Path, device: str, dtype: str, **settings: Any) -> list[list[int]]:
+def answers(folder: Path, device: str, dtype: str, rounds: int = 1, **settings: Any) -> list[list[int]]:
+    """Of the last round; in a second one the beginnings of long prompts are in the cache."""
     chosen: dict[str, Any] = {"max_model_len": 512, "kv_cache_memory_bytes": 64 << 20} | settings
     with LLM(str(folder), device=device, dtype=dtype, multiprocess=False, check_integrity=True, **chosen) as llm:
-        outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
+        outputs = [llm.generate(prompts(), GREEDY, use_tqdm=False) for _ in range(rounds)][-1]
+        assert (sum(output.num_cached_tokens for output in outputs) > 0) >= (rounds > 1)
         preempted = sum(output.timings.num_preemptions for output in outputs)
         assert (preempted > 0) == ("num_gpu_blocks_override" in settings)
         return [output.outputs[0].token_ids for output in outputs]

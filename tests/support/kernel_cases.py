@@ -210,16 +210,15 @@ def check_decode_inputs(device: torch.device) -> None:
     last = torch.tensor([7, 8, 9, 10], device=device)
     tables = torch.arange(20, dtype=torch.int32, device=device).reshape(4, 5) + 100
     ids, positions, mapping = (torch.full((4,), -7, device=device) for _ in range(3))
-    lengths, starts = (torch.full((n,), -7, dtype=torch.int32, device=device) for n in (4, 5))
+    lengths = torch.full((4,), -7, dtype=torch.int32, device=device)
     table = torch.full((4, 4), -7, dtype=torch.int32, device=device)
-    inputs.decode_inputs(slots, computed, last, tables, 16, ids, positions, lengths, mapping, table, starts)
+    inputs.decode_inputs(slots, computed, last, tables, 16, ids, positions, lengths, mapping, table)
     assert ids.tolist() == [9, 0, 7, 10]
     assert positions.tolist() == [33, 0, 16, 15]
     assert lengths.tolist() == [34, 0, 17, 16]
     assert mapping.tolist() == [112 * 16 + 1, -1, 101 * 16, 115 * 16 + 15]
     assert table.tolist() == [[110, 111, 112, -7], [-7] * 4, [100, 101, -7, -7], [115, -7, -7, -7]]
     assert computed.tolist() == [17, 5, 34, 16], "tokens counted"
-    assert starts.tolist() == [0, 1, 2, 3, 4]
 
 
 def check_matrix_vector(

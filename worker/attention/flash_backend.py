@@ -9,11 +9,13 @@ import importlib.util
 
 import torch
 
-from ..batch_layout import BatchLayout
-from .fused_backend import CacheShape, FusedPlan, WrittenLayer
+from .fused_backend import CacheShape, ChunkRows, WrittenLayer
 from .triton_backend import TritonAttentionBackend
 
 BLOCK_MULTIPLE = 128
+_SPLIT_ROWS = 8
+"""Up to so many requests the kernel may cut their keys, to fill the device; what then adds up the parts does so for
+each request, be it empty or not."""
 _ROWS_OF_A_TILE = 128
 """Query rows, tokens times query heads per KV head, that one tile of the kernel covers."""
 
@@ -36,27 +38,19 @@ class FlashAttentionBackend(TritonAttentionBackend):
         # lengths come from the start positions.
         self._least_query_len = _ROWS_OF_A_TILE // (shape.num_heads // shape.num_kv_heads) + 1
 
-    def plan(self, layout: BatchLayout) -> FusedPlan:
-        plan = super().plan(layout)
-        first = plan.num_decodes
-        if plan.num_rows > first:
-            starts = plan.query_start_loc[first:]
-            plan.chunk_starts = starts - first if first else starts  # once for all layers: a launch each
-        return plan
-
-    def _attend_chunks(self, layer: WrittenLayer, plan: FusedPlan) -> None:
-        first = plan.num_decodes
+    def _attend_chunks(self, layer: WrittenLayer, rows: ChunkRows) -> None:
         self._forward(
-            layer.query[first:],
+            layer.query,
             layer.keys,
             layer.values,
-            out=layer.out[first:],
-            cu_seqlens_q=plan.chunk_starts,
-            seqused_k=plan.seq_lens[first:],
-            page_table=plan.block_table[first:],
-            max_seqlen_q=max(plan.max_query_len, self._least_query_len),
-            max_seqlen_k=plan.max_seq_len,
+            out=layer.out,
+            cu_seqlens_q=rows.starts,
+            seqused_k=rows.seq_lens,
+            page_table=rows.block_table,
+            max_seqlen_q=max(rows.max_query_len, self._least_query_len),
+            max_seqlen_k=rows.max_seq_len,
             softmax_scale=self._scale,
             is_causal=True,
+            num_splits=0 if rows.seq_lens.shape[0] <= _SPLIT_ROWS else 1,
             window_size_left=-1 if layer.window is None else layer.window - 1,
         )

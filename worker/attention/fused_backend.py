@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ...kernels.triton.rope_and_cache import rope_and_cache
@@ -27,21 +28,38 @@ class CacheShape:
 
 
 @dataclass(slots=True)
-class FusedPlan(AttentionPlan):
-    """One step, on the device. Decode rows come first; ``num_rows - num_decodes`` chunks follow."""
+class DecodeRows:
+    """Rows whose query is one token: row r's is token r. A row of length 0 is no row; its output is 0."""
 
-    num_decodes: int
-    num_rows: int
-    max_query_len: int
-    """Of the chunks; 1 if there are none."""
-    max_seq_len: int
-    """A bound, for kernels that ask for one."""
-    query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
+    """int32 [R]"""
     block_table: torch.Tensor
+    """int32 [R, W]"""
+
+
+@dataclass(slots=True)
+class ChunkRows:
+    """Rows with any number of query tokens, also none."""
+
+    starts: torch.Tensor
+    """int32 [R + 1]: where each one's tokens begin in the flat batch, and where the last one's end."""
+    seq_lens: torch.Tensor
+    """int32 [R]"""
+    block_table: torch.Tensor
+    """int32 [R, W]"""
+    max_query_len: int
+    """A bound, for kernels that ask for one; so is ``max_seq_len``."""
+    max_seq_len: int
+
+
+@dataclass(slots=True)
+class FusedPlan(AttentionPlan):
+    """One step, on the device."""
+
     slot_mapping: torch.Tensor
-    chunk_starts: torch.Tensor | None = None
-    """Where chunks begin and the last one ends, counted from the first one's beginning; for those that ask for it."""
+    decodes: DecodeRows | None
+    chunks: ChunkRows | None
+    """Attended after ``decodes``, whose rows may reach into these rows' tokens where their length is 0."""
 
 
 @dataclass(slots=True)
@@ -86,17 +104,18 @@ class FusedAttentionBackend(AttentionBackend):
         ]
 
     def plan(self, layout: BatchLayout) -> FusedPlan:
-        lengths = layout.query_start_loc[1:] - layout.query_start_loc[:-1]
-        return FusedPlan(
-            num_decodes=layout.num_decodes,
-            num_rows=layout.num_rows,
-            max_query_len=int(lengths.max()),
-            max_seq_len=int(layout.seq_lens.max()),
-            query_start_loc=layout.device_query_start_loc,
-            seq_lens=layout.device_seq_lens,
-            block_table=layout.block_table,
-            slot_mapping=layout.slot_mapping,
-        )
+        first = layout.num_decodes
+        decodes = DecodeRows(layout.device_seq_lens[:first], layout.block_table[:first]) if first else None
+        chunks = None
+        if layout.num_rows > first:
+            chunks = ChunkRows(
+                starts=layout.device_query_start_loc[first:],
+                seq_lens=layout.device_seq_lens[first:],
+                block_table=layout.block_table[first:],
+                max_query_len=int(np.diff(layout.query_start_loc[first:]).max()),
+                max_seq_len=int(layout.seq_lens[first:].max()),
+            )
+        return FusedPlan(layout.slot_mapping, decodes, chunks)
 
     def rotation(self, rotary: RotaryEmbedding, positions: torch.Tensor) -> Rotation:
         """The whole table and the positions: the kernel looks the angles up."""
@@ -119,9 +138,17 @@ class FusedAttentionBackend(AttentionBackend):
         weight, eps = (norm.weight, norm.eps) if norm is not None else (None, 0.0)
         rope_and_cache(heads.flatten(1), positions, table, plan.slot_mapping, keys, values, query, weight, eps)
         out = torch.empty_like(query)
-        self.attend_written(WrittenLayer(query, keys, values, out, self.shape.windows[layer]), plan)
+        written = WrittenLayer(query, keys, values, out, self.shape.windows[layer])
+        if plan.decodes is not None:
+            self._attend_decodes(written, plan.decodes)
+        if plan.chunks is not None:
+            self._attend_chunks(written, plan.chunks)
         return out.flatten(1)
 
     @abstractmethod
-    def attend_written(self, layer: WrittenLayer, plan: FusedPlan) -> None:
-        """Attention over what is in the cache; fills ``layer.out``."""
+    def _attend_decodes(self, layer: WrittenLayer, rows: DecodeRows) -> None:
+        """Attention over what is in the cache; fills these rows' part of ``layer.out``."""
+
+    @abstractmethod
+    def _attend_chunks(self, layer: WrittenLayer, rows: ChunkRows) -> None:
+        """The same; leaves tokens outside of all rows alone."""

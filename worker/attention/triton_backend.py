@@ -2,7 +2,7 @@
 
 from ...kernels.triton.decode_attention import MAX_BATCH, allocate_scratch, decode_attention
 from ...kernels.triton.prompt_attention import prompt_attention
-from .fused_backend import CacheShape, FusedAttentionBackend, FusedPlan, WrittenLayer
+from .fused_backend import CacheShape, ChunkRows, DecodeRows, FusedAttentionBackend, WrittenLayer
 
 
 class TritonAttentionBackend(FusedAttentionBackend):
@@ -15,36 +15,30 @@ class TritonAttentionBackend(FusedAttentionBackend):
         rows = min(max_num_seqs, MAX_BATCH)
         self._scratch = allocate_scratch(rows, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.device)
 
-    def attend_written(self, layer: WrittenLayer, plan: FusedPlan) -> None:
-        if plan.num_decodes:
-            self._attend_decodes(layer, plan)
-        if plan.num_rows > plan.num_decodes:
-            self._attend_chunks(layer, plan)
-
-    def _attend_decodes(self, layer: WrittenLayer, plan: FusedPlan) -> None:
-        for first in range(0, plan.num_decodes, self._scratch.max_batch):
-            rows = slice(first, min(first + self._scratch.max_batch, plan.num_decodes))
+    def _attend_decodes(self, layer: WrittenLayer, rows: DecodeRows) -> None:
+        count, most = rows.seq_lens.shape[0], self._scratch.max_batch
+        for first in range(0, count, most):
+            part = slice(first, min(first + most, count))
             decode_attention(
-                layer.query[rows],
+                layer.query[part],
                 layer.keys,
                 layer.values,
-                plan.block_table[rows],
-                plan.seq_lens[rows],
-                layer.out[rows],
+                rows.block_table[part],
+                rows.seq_lens[part],
+                layer.out[part],
                 self._scratch,
                 self._scale,
                 layer.window,
             )
 
-    def _attend_chunks(self, layer: WrittenLayer, plan: FusedPlan) -> None:
-        rows = slice(plan.num_decodes, plan.num_rows)
+    def _attend_chunks(self, layer: WrittenLayer, rows: ChunkRows) -> None:
         prompt_attention(
             layer.query,
             layer.keys,
             layer.values,
-            plan.query_start_loc[plan.num_decodes :],
-            plan.seq_lens[rows],
-            plan.block_table[rows],
+            rows.starts,
+            rows.seq_lens,
+            rows.block_table,
             layer.out,
             self._scale,
             layer.window,
