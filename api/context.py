@@ -61,7 +61,7 @@ class ServerContext:
 
     @property
     def health(self) -> str:
-        """``loading``, ``ready``, ``stopping`` or ``dead``."""
+        """``loading``, ``ready``, ``restarting``, ``stopping`` or ``dead``."""
         return "stopping" if self.stopping and self.engine.status != "dead" else self.engine.status
 
     def require_ready(self) -> None:
@@ -69,6 +69,8 @@ class ServerContext:
         health = self.health
         if health == "loading":
             raise EngineLoadingError("the model is still being loaded; try again in a moment (/health tells when)")
+        if health == "restarting":
+            raise EngineLoadingError("the engine died and another one is being started; try again in a moment")
         if health == "stopping":
             raise ServerStoppingError("the server is stopping and takes no new requests")
         if health == "dead":

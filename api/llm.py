@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ..core.engine_args import EngineArgs
 from ..core.engine_input import AbortRequests
-from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGone, EngineReady
+from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGone, EngineLost, EngineReady
 from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
 from ..core.outputs import EmbeddingOutput, RequestOutput
 from ..core.pooling_params import PoolingParams
@@ -117,6 +117,8 @@ class LLM:
         return scoring.scores([EmbeddingOutput.of(output).embedding for output in outputs], len(firsts))
 
     def _run(self, prepared: list[PreparedRequest], what: str, use_tqdm: bool) -> list[RequestOutput]:
+        while not self._messages.empty():  # that the engine died since, and that there is another one
+            self._handle(self._messages.get())
         if self._dead is not None:
             raise self._dead
         states: list[RequestState] = []
@@ -151,6 +153,11 @@ class LLM:
             to_abort = self._outputs.process(message)
             if to_abort:
                 self._transport.send(AbortRequests(0, to_abort))
+        elif isinstance(message, EngineLost):
+            self._outputs.engine_lost(EngineDeadError(message.message))
+        elif isinstance(message, EngineReady):  # not the first: that one was waited for
+            for unfinished in self._outputs.unfinished():
+                self._transport.send(unfinished)
         elif isinstance(message, EngineGone):
             self._dead = EngineDeadError(message.message)
             self._outputs.fail_all(self._dead)

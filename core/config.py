@@ -92,5 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The user asked for this context; then a KV cache that cannot hold it is an error."""
     max_logprobs: int = 20
     log_requests: bool = True
+    restarts: int = 0
+    """Engines that may be started in place of dead ones, within ten minutes."""
     hang_timeout: float = 600.0
     """Seconds without a finished step, while there is work, after which the engine's process ends itself. 0: never."""

@@ -98,9 +98,13 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     """Devices that share the layers of the model."""
 
+    engine_restarts: int = 3
+    """How many engines that die within ten minutes are replaced by another; requests then go on where they stopped. One
+    death more ends the server, with 0 the first. Not with several API processes."""
+
     engine_hang_timeout: float = 600.0
-    """Seconds that a step may take. An engine that stands still for longer writes its stacks to the log and ends, and
-    the server with it. 0 lets it hang."""
+    """Seconds that a step may take. An engine that stands still for longer writes its stacks to the log and ends. 0
+    lets it hang."""
 
     seed: int = 0
     """Seed of dummy weights and of the seeds given to requests that bring none."""
@@ -165,6 +169,7 @@ class EngineArgs:
             max_logprobs=self.max_logprobs,
             log_requests=not self.disable_log_requests,
             hang_timeout=self.engine_hang_timeout,
+            restarts=self.engine_restarts,
         )
 
     def _cache(self, device: str) -> CacheConfig:
@@ -206,7 +211,7 @@ class EngineArgs:
 
     def _check(self, device: str) -> None:
         check_least(self, block_size=1, num_threads=1, kv_cache_memory_bytes=1, max_num_batched_tokens=1)
-        check_least(self, tensor_parallel_size=1, max_logprobs=0)
+        check_least(self, tensor_parallel_size=1, max_logprobs=0, engine_restarts=0)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigurationError(
                 f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"

@@ -119,8 +119,9 @@ class Scheduler:
         return list(self._requests.values())
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. Its limits were checked at the door."""
-        self._requests[request.client_index, request.handle] = request
+        """Queue a request; nothing happens if it is known. Its limits were checked at the door."""
+        if self._requests.setdefault((request.client_index, request.handle), request) is not request:
+            return
         if request.grammar_ready:
             self.waiting.add(request)
         else:

@@ -13,7 +13,7 @@ import msgspec
 from ..core.config import EngineConfig
 from ..core.engine_args import EngineArgs
 from ..core.engine_input import AbortRequests, UtilityCall
-from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGone, EngineReady
+from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGone, EngineLost, EngineReady
 from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
 from ..core.outputs import EmbeddingOutput, RequestOutput
 from ..core.pooling_params import PoolingParams
@@ -44,6 +44,7 @@ class AsyncLLM:
         """What the engine said of itself when it was ready."""
         self.dead_error: EngineError | None = None
         """Why the engine is gone; None while it is not."""
+        self._restarting = False
         self._transport = transport
         self._loop: asyncio.AbstractEventLoop | None = None
         self._messages: deque[EngineCoreMessage] = deque()
@@ -82,9 +83,11 @@ class AsyncLLM:
 
     @property
     def status(self) -> str:
-        """``loading``, ``ready`` or ``dead``."""
+        """``loading``, ``ready``, ``restarting`` (an engine died, another one loads) or ``dead``."""
         if self.dead_error is not None:
             return "dead"
+        if self._restarting:
+            return "restarting"
         return "loading" if self.engine_info is None else "ready"
 
     @property
@@ -101,7 +104,7 @@ class AsyncLLM:
         """Returns once requests can be served. Raises what ended the engine: ``ConfigurationError`` or
         ``EngineStartError`` while it loaded, ``EngineDeadError`` later."""
         self._bind()
-        while self.status == "loading":
+        while self.status in ("loading", "restarting"):
             await self._changed.wait()
         if self.dead_error is not None:
             raise self.dead_error
@@ -239,6 +242,8 @@ class AsyncLLM:
                 self._settle(result.call_id, result.result, result.error)
         elif isinstance(message, EngineReady):
             self._take_info(message)
+        elif isinstance(message, EngineLost):
+            self._lose(message)
         elif isinstance(message, EngineGone):
             self._die(message)
 
@@ -248,7 +253,22 @@ class AsyncLLM:
         scheduler = msgspec.structs.replace(self.config.scheduler, max_model_len=info.max_model_len)
         cache = msgspec.structs.replace(self.config.cache, num_blocks=info.num_blocks + 1)
         self.config = msgspec.structs.replace(self.config, scheduler=scheduler, cache=cache)
+        if self._restarting:
+            self._restarting = False
+            unfinished = self._outputs.unfinished()
+            logger.info("another engine is ready; it goes on with %d completions", len(unfinished))
+            for message in unfinished:
+                self._transport.send(message)
         self._changed.set()
+
+    def _lose(self, lost: EngineLost) -> None:
+        if self.dead_error is not None:
+            return
+        self._restarting = True
+        self._changed.clear()
+        error = EngineDeadError(lost.message)
+        self._outputs.engine_lost(error)
+        self._fail_calls(error)
 
     def _settle(self, call_id: int, result: Any, error: str | None) -> None:
         future = self._calls.pop(call_id, None)
@@ -269,11 +289,14 @@ class AsyncLLM:
         else:
             self.dead_error = EngineDeadError(gone.message)
         self._outputs.fail_all(self.dead_error)
+        self._fail_calls(self.dead_error)
+        self._changed.set()
+
+    def _fail_calls(self, error: EngineError) -> None:
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(self.dead_error)
+                future.set_exception(error)
         self._calls.clear()
-        self._changed.set()
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """End the engine. Requests may finish for so long; what is left then gets an ``EngineDeadError``."""

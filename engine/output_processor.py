@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from ..core.engine_input import EngineCoreRequest
@@ -51,6 +52,12 @@ class CompletionState:
         """There is something that the caller has not taken."""
         return len(self.token_ids) > self.num_taken_ids or (self.finish_reason is not None and not self.taken)
 
+    def continued(self) -> EngineCoreRequest:
+        """The message with which another engine goes on where the last one stopped."""
+        message = self.request.prepared.core_request(self.request.request_id, self.handle, self.index)
+        drawn = np.array(self.token_ids, dtype=np.int32).tobytes()
+        return msgspec.structs.replace(message, output_token_ids=drawn)
+
     def take(self, delta: bool) -> CompletionOutput:
         """What is new (``delta``), or everything."""
         text = "".join(self.text_parts)
@@ -86,6 +93,8 @@ class RequestState:
         """Tokens of all completions."""
         self.error: OctavoError | None = None
         """The engine died, or this request failed in it."""
+        self.num_lost_engines = 0
+        """Engines that died while they had this request."""
         self.on_news = on_news
 
     @property
@@ -162,6 +171,17 @@ class OutputProcessor:
         """The engine is gone: every caller gets the error."""
         for state in list(self.requests.values()):
             self._fail(state, error)
+
+    def engine_lost(self, error: OctavoError) -> None:
+        """Another engine is to take over. What has lost its second one may well be the cause: it fails."""
+        for state in list(self.requests.values()):
+            state.num_lost_engines += 1
+            if state.num_lost_engines > 1:
+                self._fail(state, error)
+
+    def unfinished(self) -> list[EngineCoreRequest]:
+        """The messages with which another engine goes on with everything."""
+        return [completion.continued() for completion in self._completions.values()]
 
     def _fail(self, state: RequestState, error: OctavoError) -> list[int]:
         """Returns the handles that may still run in the engine."""

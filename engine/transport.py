@@ -45,7 +45,8 @@ class EngineTransport(ABC):
     @abstractmethod
     def start(self, on_message: OnMessage) -> None:
         """Start the engine; returns at once. ``on_message`` is called on a thread of the transport's, in order:
-        first ``EngineReady`` (or ``EngineGone``), then outputs, ``EngineGone`` at the end if it ends by itself."""
+        first ``EngineReady`` (or ``EngineGone``), then outputs, ``EngineGone`` at the end if it ends by itself. After
+        ``EngineLost`` all unfinished requests must be sent again when the next ``EngineReady`` comes."""
 
     @abstractmethod
     def send(self, message: EngineCoreInput) -> None:
@@ -60,7 +61,10 @@ def make_transport(config: EngineConfig, multiprocess: bool, num_clients: int = 
     """An engine in a process of its own, with seats for further clients, or in a thread of this one."""
     if multiprocess:
         from .process_transport import ProcessTransport
+        from .restarting_transport import RestartingTransport
 
+        if config.restarts > 0 and num_clients == 1:
+            return RestartingTransport(config, ProcessTransport)
         return ProcessTransport(config, num_clients)
     from .thread_transport import ThreadTransport
 

@@ -2,9 +2,11 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import VOCAB_SIZE, make_checkpoint
-from counting import children, folders, until
+from counting import children, folders, gone, until
 from greedy_truth import GreedyTruth
 
 from octavo import LLM, SamplingParams
@@ -241,6 +243,21 @@ def test_a_call_that_is_interrupted_while_it_hands_in_requests_leaves_nothing(
             generate(llm, ["the hat"] * 5, GREEDY.replace(max_tokens=100))
     assert not llm._outputs.requests
     assert len(generate(llm, ["in"])) == 1
+
+
+def test_a_batch_goes_on_when_its_engine_is_killed(checkpoint: Path) -> None:
+    prompts = [[5, 6, 7 + index] for index in range(12)]
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=200, ignore_eos=True)
+    before = set(children())
+    with LLM(str(checkpoint), max_num_seqs=4, **SETTINGS) as llm:
+        right = ids_of(generate(llm, prompts, params))
+        (engine,) = set(children()) - before
+        killer = threading.Timer(0.3, os.kill, (engine, signal.SIGKILL))
+        killer.start()
+        assert ids_of(generate(llm, prompts, params)) == right
+        killer.join()
+        until(lambda: gone(engine), "it was killed")
+        assert ids_of(generate(llm, prompts[:1], params)) == right[:1]
 
 
 def test_a_closed_llm_says_so_instead_of_waiting_for_ever(checkpoint: Path) -> None:

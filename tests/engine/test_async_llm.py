@@ -5,13 +5,14 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from async_use import LONG, collect, run, settle
 from scripted_transport import ScriptedTransport, outputs, text_config, text_tokenizer
 
 from octavo import AsyncLLM, SamplingParams
 from octavo.core.config import EngineConfig
-from octavo.core.engine_output import EngineCoreOutputs, EngineGone, Finished, UtilityResult
+from octavo.core.engine_output import EngineCoreOutputs, EngineGone, EngineLost, Finished, UtilityResult
 from octavo.core.errors import EngineDeadError, EngineError, RequestError, RequestFailedError
 
 
@@ -187,6 +188,60 @@ def test_the_death_of_the_engine_reaches_everybody(stub: ScriptedTransport, stub
         assert engine.status == "dead"
         assert engine.num_requests == 0
         assert stub.aborted == []
+
+    run(main())
+
+
+def test_requests_go_on_at_the_next_engine_where_the_last_one_stopped(
+    stub: ScriptedTransport, stub_config: EngineConfig
+) -> None:
+    async def main() -> None:
+        engine = AsyncLLM(stub_config, stub)
+        stub.be_ready()
+        params = SamplingParams(max_tokens=4, n=2, seed=5)
+        task = asyncio.create_task(collect(engine, [5, 6], params))
+        call = asyncio.create_task(engine.call("check_integrity"))
+        await settle(lambda: len(stub.sent) == 3)
+        stub.say(outputs([(1, 70), (2, 71)]))
+        stub.say(outputs([(1, 72)], finished=[Finished(1, "stop")]))
+        stub.say(EngineLost("the engine process (pid 5) ended with signal SIGKILL"))
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            await call
+        assert engine.status == "restarting"
+        later = asyncio.create_task(collect(engine, [7]))
+        await asyncio.sleep(0.05)
+        assert len(stub.sent) == 3
+        stub.be_ready()
+        await settle(lambda: len(stub.requests) == 4)
+        first, again = stub.requests[1:3]
+        assert again == msgspec.structs.replace(first, output_token_ids=np.array([71], np.int32).tobytes())
+        assert engine.status == "ready"
+        stub.say(outputs([(2, 73)], finished=[Finished(2, "length")]))
+        stub.say(outputs([(3, 74)], finished=[Finished(3, "length")]))
+        assert [completion.token_ids for completion in (await task).outputs] == [[70, 72], [71, 73]]
+        assert (await later).outputs[0].token_ids == [74]
+
+    run(main())
+
+
+def test_what_has_lost_two_engines_is_not_given_to_a_third(stub: ScriptedTransport, stub_config: EngineConfig) -> None:
+    async def main() -> None:
+        engine = AsyncLLM(stub_config, stub)
+        stub.be_ready()
+        poison = asyncio.create_task(collect(engine, [5]))
+        await settle(lambda: len(stub.requests) == 1)
+        stub.say(EngineLost("first"))
+        stub.be_ready()
+        young = asyncio.create_task(collect(engine, [6]))
+        await settle(lambda: len(stub.requests) == 3)
+        stub.say(EngineLost("second"))
+        with pytest.raises(EngineDeadError, match="second"):
+            await poison
+        stub.be_ready()
+        await settle(lambda: len(stub.requests) == 4)
+        assert [message.handle for message in stub.requests] == [1, 1, 2, 2]
+        stub.say(outputs([(2, 7)], finished=[Finished(2, "length")]))
+        assert (await young).outputs[0].token_ids == [7]
 
     run(main())
 

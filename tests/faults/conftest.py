@@ -36,10 +36,10 @@ def serve(tokenizer_folder: Path, nothing_is_left: None) -> Iterator[Callable[..
         shutdown_timeout: float = 0.5,
         api_servers: int = 1,
         hang_timeout: float = 600.0,
+        restarts: int = 0,
     ) -> ServerProcess:
-        servers.append(
-            ServerProcess.of_worker(tokenizer_folder, worker, executor, shutdown_timeout, api_servers, hang_timeout)
-        )
+        settings = (worker, executor, shutdown_timeout, api_servers, hang_timeout, restarts)
+        servers.append(ServerProcess.of_worker(tokenizer_folder, *settings))
         return servers[-1]
 
     yield start

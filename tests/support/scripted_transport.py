@@ -10,8 +10,8 @@ from simulation import make_config
 from octavo.core.config import EngineConfig
 from octavo.core.engine_input import AbortRequests, EngineCoreInput, EngineCoreRequest
 from octavo.core.engine_output import (
+    EngineCoreMessage,
     EngineCoreOutputs,
-    EngineGone,
     EngineReady,
     Finished,
     PromptLogprobsDelta,
@@ -65,13 +65,17 @@ class ScriptedTransport(EngineTransport):
     def start(self, on_message: OnMessage) -> None:
         self._on_message = on_message
 
+    @property
+    def started(self) -> bool:
+        return self._on_message is not None
+
     def send(self, message: EngineCoreInput) -> None:
         self.sent.append(message)
 
     def close(self) -> None:
         self.closed += 1
 
-    def say(self, message: EngineCoreOutputs | EngineReady | EngineGone) -> None:
+    def say(self, message: EngineCoreMessage) -> None:
         """The engine says something."""
         assert self._on_message is not None
         self._on_message(message)

@@ -55,10 +55,11 @@ class ServerProcess:
         shutdown_timeout: float = 0.5,
         api_servers: int = 1,
         hang_timeout: float = 600.0,
+        restarts: int = 0,
     ) -> "ServerProcess":
         """The whole server around a worker of the tests."""
-        settings = (worker, executor, str(tokenizer), str(shutdown_timeout), str(api_servers), str(hang_timeout))
-        return cls([str(SUPPORT / "worker_server.py"), *settings])
+        settings = (worker, executor, tokenizer, shutdown_timeout, api_servers, hang_timeout, restarts)
+        return cls([str(SUPPORT / "worker_server.py"), *map(str, settings)])
 
     def _read(self) -> None:
         assert self.process.stderr is not None

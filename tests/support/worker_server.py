@@ -1,6 +1,6 @@
 """``octavo serve`` as a program, with the whole engine behind it but a worker of the tests in place of a model.
 
-python worker_server.py WORKER EXECUTOR TOKENIZER_FOLDER SHUTDOWN_TIMEOUT API_SERVER_COUNT HANG_TIMEOUT
+python worker_server.py WORKER EXECUTOR TOKENIZER_FOLDER SHUTDOWN_TIMEOUT API_SERVER_COUNT HANG_TIMEOUT RESTARTS
 """
 
 import sys
@@ -20,12 +20,13 @@ from octavo.engine.transport import make_transport
 
 def main() -> int:
     """Serves until it is told to stop; an error of ours is the last line, as ``octavo`` does it."""
-    worker, executor, folder, shutdown_timeout, count, hang_timeout = sys.argv[1:]
+    worker, executor, folder, shutdown_timeout, count, hang_timeout, restarts = sys.argv[1:]
     configure_logging("api")
     config = msgspec.structs.replace(
         make_config(max_model_len=20_000, budget=256, vocab_size=320),
         tokenizer=folder,
         hang_timeout=float(hang_timeout),
+        restarts=int(restarts),
         cache=CacheConfig(block_size=64, num_blocks=2000),
         parallel=ParallelConfig(worker=f"faulty_workers:{worker}", executor=executor),
     )
