@@ -79,7 +79,7 @@ def launch_layers(heads: int, kv_heads: int, dim: int, hidden: int, inner: int, 
 
 def launch_step(dtype: torch.dtype) -> None:
     slots, long = integers(8), integers(8, dtype=torch.int64)
-    inputs.decode_inputs(slots, slots, long, integers(8, 4), 16, long, long, slots, long, integers(8, 4), integers(9))
+    inputs.decode_inputs(slots, slots, long, integers(8, 4), 16, long, long, slots, long, integers(8, 4))
     numbers = torch.zeros(8)
     rows = sampling.SamplingRows(numbers, long, numbers.double(), numbers, long, long)
     logits = torch.zeros(8, 151936, dtype=dtype)
