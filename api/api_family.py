@@ -15,7 +15,7 @@ import msgspec
 
 from ..core.config import EngineConfig
 from ..engine.async_llm import AsyncLLM
-from ..engine.transport import EngineSeat
+from ..engine.transport import EngineLost, EngineSeat
 from ..executor.child_process import ChildProcess, describe_exit
 from .listener import another_listener
 from .server_args import ServerArgs
@@ -53,6 +53,8 @@ class Told(msgspec.Struct, frozen=True):
 
     engine_gone: str | None = None
     """The cause."""
+    seat: EngineSeat | None = None
+    """Its place at the next engine, if there is one."""
 
 
 class ApiFamily:
@@ -74,6 +76,7 @@ class ApiFamily:
                     partial(self._on_exit, seat.client_index),
                 )
             self._processes.append(process)
+            engine.on_lost = self._tell_lost
             logger.info("API process %d has pid %d", seat.client_index, process.pid)
 
     def _on_exit(self, index: int, code: int) -> None:
@@ -87,6 +90,10 @@ class ApiFamily:
     def tell_gone(self, cause: str) -> None:
         """The engine is of no use any more: let them give their clients the error, and end."""
         self._tell(Told(cause))
+
+    def _tell_lost(self, lost: EngineLost) -> None:
+        for process, seat in zip(self._processes, lost.seats, strict=True):
+            process.tell(msgspec.msgpack.encode(Told(lost.message, seat)))
 
     def _tell(self, told: Told) -> None:
         self._ending = True

@@ -12,7 +12,7 @@ from ..core.errors import OctavoError
 from ..core.logging import configure_logging
 from ..core.startup import StartupTimeline
 from ..engine.async_llm import AsyncLLM
-from ..engine.seat_transport import SeatTransport
+from ..engine.seat_transport import MovingSeatTransport
 from ..engine.stat_logger import StatLogger
 from ..executor.child_process import parent_messages
 from .api_family import ApiFamily, ApiPlace, ApiSpec, Told
@@ -44,7 +44,8 @@ def main(payload: bytes, fds: list[int]) -> None:
 
 async def _serve(spec: ApiSpec, place: ApiPlace) -> None:
     loggers: list[StatLogger] = []
-    engine = AsyncLLM(spec.config, SeatTransport(spec.seat), loggers)
+    transport = MovingSeatTransport(spec.seat)
+    engine = AsyncLLM(spec.config, transport, loggers)
     stop = StopSignals()
     loop = asyncio.get_running_loop()
 
@@ -53,8 +54,10 @@ async def _serve(spec: ApiSpec, place: ApiPlace) -> None:
             told = msgspec.msgpack.decode(parent_messages.get(), type=Told)
             if told.engine_gone is None:
                 loop.call_soon_threadsafe(stop.receive)
-            else:
+            elif told.seat is None:
                 engine.fail(told.engine_gone)
+            else:
+                transport.move(told.seat, told.engine_gone)
 
     threading.Thread(target=hear_parent, name="octavo-hear-parent", daemon=True).start()
     try:

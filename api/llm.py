@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ..core.engine_args import EngineArgs
 from ..core.engine_input import AbortRequests
-from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGone, EngineLost, EngineReady
+from ..core.engine_output import EngineCoreOutputs, EngineGone, EngineReady
 from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
 from ..core.outputs import EmbeddingOutput, RequestOutput
 from ..core.pooling_params import PoolingParams
@@ -17,6 +17,7 @@ from ..engine.engine_setup import load_tokenizer, set_up_engine
 from ..engine.input_processor import InputProcessor, PreparedRequest, PromptInput
 from ..engine.output_processor import OutputProcessor, RequestState
 from ..engine.scoring import check_pairs, make_scoring
+from ..engine.transport import EngineLost, TransportMessage
 from .chat_template import ChatTemplate
 from .progress import progress_bar
 
@@ -42,7 +43,7 @@ class LLM:
             raise ConfigurationError(f"LLM: {str(error).replace('EngineArgs.__init__() ', '')}") from error
         self.config, self._transport = set_up_engine(args, multiprocess)
         weakref.finalize(self, self._transport.close)
-        self._messages: queue.SimpleQueue[EngineCoreMessage] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[TransportMessage] = queue.SimpleQueue()
         try:
             self._transport.start(self._messages.put)
             self.tokenizer = load_tokenizer(self.config)
@@ -148,7 +149,7 @@ class LLM:
             self._transport.send(message)
         return state
 
-    def _handle(self, message: EngineCoreMessage) -> None:
+    def _handle(self, message: TransportMessage) -> None:
         if isinstance(message, EngineCoreOutputs):
             to_abort = self._outputs.process(message)
             if to_abort:

@@ -100,7 +100,7 @@ class EngineArgs:
 
     engine_restarts: int = 3
     """How many engines that die within ten minutes are replaced by another; requests then go on where they stopped. One
-    death more ends the server, with 0 the first. Not with several API processes."""
+    death more ends the server, with 0 the first."""
 
     engine_hang_timeout: float = 600.0
     """Seconds that a step may take. An engine that stands still for longer writes its stacks to the log and ends. 0

@@ -121,10 +121,4 @@ class EngineGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="go
         return cls(" ".join(text.split()), isinstance(error, ConfigurationError))
 
 
-class EngineLost(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="lost"):
-    """The engine ended with this cause, and another one is being started: ``EngineReady`` or ``EngineGone`` follows."""
-
-    message: str
-
-
-EngineCoreMessage = EngineCoreOutputs | EngineHello | EngineReady | EngineLost | EngineGone
+EngineCoreMessage = EngineCoreOutputs | EngineHello | EngineReady | EngineGone

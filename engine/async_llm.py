@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from ..core.config import EngineConfig
 from ..core.engine_args import EngineArgs
 from ..core.engine_input import AbortRequests, UtilityCall
-from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGone, EngineLost, EngineReady
+from ..core.engine_output import EngineCoreOutputs, EngineGone, EngineReady
 from ..core.errors import ConfigurationError, EngineDeadError, EngineError, EngineStartError, RequestError
 from ..core.outputs import EmbeddingOutput, RequestOutput
 from ..core.pooling_params import PoolingParams
@@ -22,7 +22,7 @@ from .engine_setup import load_tokenizer, set_up_engine
 from .input_processor import InputProcessor, PreparedRequest, PromptInput, is_unicode
 from .output_processor import OutputProcessor, RequestState
 from .stat_logger import StatLogger
-from .transport import EngineSeat, EngineTransport
+from .transport import EngineLost, EngineSeat, EngineTransport, TransportMessage
 
 logger = logging.getLogger("octavo.engine")
 
@@ -45,9 +45,11 @@ class AsyncLLM:
         self.dead_error: EngineError | None = None
         """Why the engine is gone; None while it is not."""
         self._restarting = False
+        self.on_lost: Callable[[EngineLost], None] | None = None
+        """Who else is to know, on the event loop, that the engine died and another one is being started."""
         self._transport = transport
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._messages: deque[EngineCoreMessage] = deque()
+        self._messages: deque[TransportMessage] = deque()
         """From the transport's thread to the event loop."""
         self._changed = asyncio.Event()
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -221,7 +223,7 @@ class AsyncLLM:
         self._calls.clear()
         self._take_messages()
 
-    def _on_message(self, message: EngineCoreMessage) -> None:
+    def _on_message(self, message: TransportMessage) -> None:
         self._messages.append(message)
         loop = self._loop  # set before messages are taken for the first time, so none is overlooked
         if loop is None:
@@ -233,7 +235,7 @@ class AsyncLLM:
         while self._messages:
             self._handle(self._messages.popleft())
 
-    def _handle(self, message: EngineCoreMessage) -> None:
+    def _handle(self, message: TransportMessage) -> None:
         if isinstance(message, EngineCoreOutputs):
             to_abort = self._outputs.process(message)
             if to_abort:
@@ -269,6 +271,8 @@ class AsyncLLM:
         error = EngineDeadError(lost.message)
         self._outputs.engine_lost(error)
         self._fail_calls(error)
+        if self.on_lost is not None:
+            self.on_lost(lost)
 
     def _settle(self, call_id: int, result: Any, error: str | None) -> None:
         future = self._calls.pop(call_id, None)

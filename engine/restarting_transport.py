@@ -9,8 +9,8 @@ import msgspec
 
 from ..core.config import EngineConfig
 from ..core.engine_input import EngineCoreInput
-from ..core.engine_output import EngineCoreMessage, EngineGone, EngineLost, EngineReady
-from .transport import EngineTransport, OnMessage
+from ..core.engine_output import EngineGone, EngineReady
+from .transport import EngineLost, EngineTransport, OnMessage, TransportMessage
 
 logger = logging.getLogger("octavo.engine")
 
@@ -31,6 +31,7 @@ class RestartingTransport(EngineTransport):
         self._config = config
         self._make = make
         self._engine = make(config)
+        self.seats = self._engine.seats
         self._was_ready = False
         self._deaths: list[float] = []
         self._closed = threading.Event()
@@ -48,7 +49,7 @@ class RestartingTransport(EngineTransport):
         with self._lock:
             self._engine.close()
 
-    def _hear(self, message: EngineCoreMessage) -> None:
+    def _hear(self, message: TransportMessage) -> None:
         if isinstance(message, EngineReady) and not self._was_ready:
             self._was_ready = True
             # The next one must have room for all that this one has let in, whatever memory is free by then.
@@ -57,8 +58,8 @@ class RestartingTransport(EngineTransport):
             self._config = msgspec.structs.replace(self._config, cache=cache, scheduler=scheduler)
         if isinstance(message, EngineGone) and self._was_ready and (delay := self._delay()) is not None:
             logger.error("%s; another one is started%s", message.message, f" in {delay:g} s" if delay else "")
-            self._on_message(EngineLost(message.message))
-            threading.Thread(target=self._replace, args=(delay,), name="octavo-restart", daemon=True).start()
+            arguments = (message.message, delay)
+            threading.Thread(target=self._replace, args=arguments, name="octavo-restart", daemon=True).start()
         else:
             self._on_message(message)
 
@@ -70,14 +71,18 @@ class RestartingTransport(EngineTransport):
             return None
         return min(_LONGEST_DELAY, 2.0 ** (len(self._deaths) - 2)) if len(self._deaths) > 1 else 0.0
 
-    def _replace(self, delay: float) -> None:
+    def _replace(self, cause: str, delay: float) -> None:
         try:
             self._engine.close()
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                self._engine = self._make(self._config)
+            self._on_message(EngineLost(cause, self._engine.seats))
             if self._closed.wait(delay):
                 return
             with self._lock:
                 if not self._closed.is_set():
-                    self._engine = self._make(self._config)
                     self._engine.start(self._hear)
         except Exception as error:
             logger.debug("starting another engine failed", exc_info=True)

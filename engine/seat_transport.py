@@ -16,7 +16,7 @@ import zmq
 
 from ..core.engine_input import EngineCoreInput
 from ..core.engine_output import EngineCoreMessage, EngineGone, EngineHello
-from .transport import EngineSeat, EngineTransport, OnMessage
+from .transport import EngineLost, EngineSeat, EngineTransport, OnMessage
 
 logger = logging.getLogger("octavo.engine")
 
@@ -124,3 +124,38 @@ class SeatTransport(EngineTransport):
         self._input.close(linger=0)
         self._output.close(linger=0)
         self._context.term()
+
+
+class MovingSeatTransport(EngineTransport):
+    """A place at one engine after the other: whoever owns them tells of the next one."""
+
+    def __init__(self, seat: EngineSeat) -> None:
+        self.client_index = seat.client_index
+        self._place = SeatTransport(seat)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        self._place.start(on_message)
+
+    def send(self, message: EngineCoreInput) -> None:
+        self._place.send(message)
+
+    def move(self, seat: EngineSeat, cause: str) -> None:
+        """The engine ended with this cause; the next one will be met at ``seat``."""
+        with self._lock:
+            if self._closed:
+                return
+            self._place.close()
+            self._on_message(EngineLost(cause))
+            try:
+                self._place = SeatTransport(seat)
+                self._place.start(self._on_message)
+            except Exception as error:
+                self._on_message(EngineGone.of(error))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._place.close()

@@ -5,6 +5,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -31,7 +33,17 @@ class EngineSeat(msgspec.Struct, frozen=True):
         return f"ipc://{self.folder}/out"
 
 
-OnMessage = Callable[[EngineCoreMessage], None]
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine ended with this cause, and another one is being started: ``EngineReady`` or ``EngineGone`` follows."""
+
+    message: str
+    seats: Sequence[EngineSeat] = ()
+    """Where the engine's other clients meet the next one."""
+
+
+TransportMessage = EngineCoreMessage | EngineLost
+OnMessage = Callable[[TransportMessage], None]
 
 
 class EngineTransport(ABC):
@@ -63,8 +75,8 @@ def make_transport(config: EngineConfig, multiprocess: bool, num_clients: int = 
         from .process_transport import ProcessTransport
         from .restarting_transport import RestartingTransport
 
-        if config.restarts > 0 and num_clients == 1:
-            return RestartingTransport(config, ProcessTransport)
+        if config.restarts > 0:
+            return RestartingTransport(config, partial(ProcessTransport, num_clients=num_clients))
         return ProcessTransport(config, num_clients)
     from .thread_transport import ThreadTransport
 

@@ -12,8 +12,9 @@ from scripted_transport import ScriptedTransport, outputs, text_config, text_tok
 
 from octavo import AsyncLLM, SamplingParams
 from octavo.core.config import EngineConfig
-from octavo.core.engine_output import EngineCoreOutputs, EngineGone, EngineLost, Finished, UtilityResult
+from octavo.core.engine_output import EngineCoreOutputs, EngineGone, Finished, UtilityResult
 from octavo.core.errors import EngineDeadError, EngineError, RequestError, RequestFailedError
+from octavo.engine.transport import EngineLost
 
 
 @pytest.fixture(scope="module")

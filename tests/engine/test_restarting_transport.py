@@ -8,8 +8,9 @@ from counting import until
 from scripted_transport import ScriptedTransport, text_config
 
 from octavo.core.config import EngineConfig
-from octavo.core.engine_output import EngineCoreMessage, EngineGone, EngineLost, EngineReady
+from octavo.core.engine_output import EngineGone, EngineReady
 from octavo.engine.restarting_transport import RestartingTransport
+from octavo.engine.transport import EngineLost, TransportMessage
 
 
 class Engines:
@@ -18,7 +19,7 @@ class Engines:
     def __init__(self, restarts: int, broken: int = 0) -> None:
         self.made: list[ScriptedTransport] = []
         self.configs: list[EngineConfig] = []
-        self.heard: list[EngineCoreMessage] = []
+        self.heard: list[TransportMessage] = []
         self._broken = broken
         """Engines after the first that cannot even be made."""
         config = msgspec.structs.replace(text_config(), restarts=restarts)

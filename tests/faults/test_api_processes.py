@@ -114,6 +114,24 @@ def test_the_engine_is_killed_and_every_process_says_so(pair: Callable[..., Pair
     assert "Traceback" not in two.server.log
 
 
+def test_the_engine_is_killed_and_every_process_goes_on_with_the_next_one(pair: Callable[..., Pair]) -> None:
+    two = pair(restarts=1)
+    two.connect()
+    streams = two.streams(max_tokens=1500)
+    os.kill(two.engine, signal.SIGKILL)
+    for stream in streams:
+        assert stream.last_error == "none: ['[DONE]'] None"
+        texts = [event["choices"][0]["text"] for event in stream.events[:-1]]
+        assert len("".join(texts)) == 1500
+    for client in two.clients.values():
+        answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True})
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        assert summed(two.totals(client), "engine_restarts_total") == 1
+    two.server.signal(signal.SIGTERM)
+    assert two.server.end() == 0
+    assert two.server.folders() == []
+
+
 def test_health_tells_of_the_engine_in_every_process(pair: Callable[..., Pair]) -> None:
     two = pair()
     two.connect()

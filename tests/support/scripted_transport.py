@@ -10,7 +10,6 @@ from simulation import make_config
 from octavo.core.config import EngineConfig
 from octavo.core.engine_input import AbortRequests, EngineCoreInput, EngineCoreRequest
 from octavo.core.engine_output import (
-    EngineCoreMessage,
     EngineCoreOutputs,
     EngineReady,
     Finished,
@@ -19,7 +18,7 @@ from octavo.core.engine_output import (
     TokenLogprobsDelta,
 )
 from octavo.engine.tokenizer import Tokenizer
-from octavo.engine.transport import EngineTransport, OnMessage
+from octavo.engine.transport import EngineTransport, OnMessage, TransportMessage
 
 
 def text_config(max_model_len: int = 256) -> EngineConfig:
@@ -75,7 +74,7 @@ class ScriptedTransport(EngineTransport):
     def close(self) -> None:
         self.closed += 1
 
-    def say(self, message: EngineCoreMessage) -> None:
+    def say(self, message: TransportMessage) -> None:
         """The engine says something."""
         assert self._on_message is not None
         self._on_message(message)
