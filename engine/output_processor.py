@@ -93,8 +93,10 @@ class RequestState:
         """Tokens of all completions."""
         self.error: OctavoError | None = None
         """The engine died, or this request failed in it."""
+        self.at_engine = True
+        """An engine has it; False from its death until the next one is ready."""
         self.num_lost_engines = 0
-        """Engines that died while they had this request."""
+        """Engines that died while they had it."""
         self.on_news = on_news
 
     @property
@@ -175,12 +177,15 @@ class OutputProcessor:
     def engine_lost(self, error: OctavoError) -> None:
         """Another engine is to take over. What has lost its second one may well be the cause: it fails."""
         for state in list(self.requests.values()):
-            state.num_lost_engines += 1
+            state.num_lost_engines += state.at_engine
+            state.at_engine = False
             if state.num_lost_engines > 1:
                 self._fail(state, error)
 
     def unfinished(self) -> list[EngineCoreRequest]:
         """The messages with which another engine goes on with everything."""
+        for state in self.requests.values():
+            state.at_engine = True
         return [completion.continued() for completion in self._completions.values()]
 
     def _fail(self, state: RequestState, error: OctavoError) -> list[int]:

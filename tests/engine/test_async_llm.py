@@ -232,6 +232,7 @@ def test_what_has_lost_two_engines_is_not_given_to_a_third(stub: ScriptedTranspo
         poison = asyncio.create_task(collect(engine, [5]))
         await settle(lambda: len(stub.requests) == 1)
         stub.say(EngineLost("first"))
+        stub.say(EngineLost("one that only loaded"))  # it never had the request
         stub.be_ready()
         young = asyncio.create_task(collect(engine, [6]))
         await settle(lambda: len(stub.requests) == 3)
