@@ -1,6 +1,9 @@
 """One engine after the other, on engines that the test ends."""
 
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,7 +13,8 @@ from scripted_transport import ScriptedTransport, text_config
 from octavo.core.config import EngineConfig
 from octavo.core.engine_output import EngineGone, EngineReady
 from octavo.engine.restarting_transport import RestartingTransport
-from octavo.engine.transport import EngineLost, TransportMessage
+from octavo.engine.seat_transport import MovingSeatTransport
+from octavo.engine.transport import EngineLost, EngineSeat, TransportMessage
 
 
 class Engines:
@@ -110,3 +114,29 @@ def test_nothing_is_started_after_the_end() -> None:
     engines.made[0].say(EngineGone("ended"))
     until(lambda: engines.made[0].closed > 1, "the replacement saw it")
     assert len(engines.made) == 1
+
+
+def test_a_client_moves_to_its_seat_at_the_next_engine(nothing_left: Path) -> None:
+    first, second = (EngineSeat(str(nothing_left / name), 1) for name in ("first", "second"))
+    for seat in (first, second):
+        Path(seat.folder).mkdir()
+    heard: list[TransportMessage] = []
+    transport = MovingSeatTransport(first)
+    transport.start(heard.append)
+    transport.move(second, "killed")
+    assert heard == [EngineLost("killed")]
+    assert not Path(first.folder).exists()
+    assert {path.name for path in Path(second.folder).iterdir()} == {"in", "out"}
+    transport.move(EngineSeat(str(nothing_left / "missing"), 1), "killed again")
+    assert isinstance(heard[-1], EngineGone) and heard[-2] == EngineLost("killed again")
+    transport.close()
+    transport.move(first, "too late")
+    assert len(heard) == 3
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[Path]:
+    """A folder for sockets, whose paths must be short, that must be empty in the end."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+        assert not list(Path(folder).iterdir())
