@@ -43,9 +43,13 @@ class SeatTransport(EngineTransport):
         self._context = zmq.Context()
         self._input = self._context.socket(zmq.PUSH)
         self._output = self._context.socket(zmq.PULL)
-        for socket, address in ((self._input, seat.input_address), (self._output, seat.output_address)):
-            socket.set_hwm(0)  # the number of requests in flight is bounded elsewhere; nothing may be dropped here
-            socket.bind(address)
+        try:
+            for socket, address in ((self._input, seat.input_address), (self._output, seat.output_address)):
+                socket.set_hwm(0)  # the number of requests in flight is bounded elsewhere; nothing may be dropped here
+                socket.bind(address)
+        except zmq.ZMQError:
+            self.close()  # a context that the garbage collector finds with open sockets waits for them, for ever
+            raise
 
     def start(self, on_message: OnMessage) -> None:
         self._on_message = on_message

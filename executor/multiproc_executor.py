@@ -32,8 +32,9 @@ _REAP_SECONDS = 1.0
 class _Rank:
     """A rank's process and the futures that wait for its answers, oldest first."""
 
-    def __init__(self, rank: int, process: ChildProcess, replies: RingReader) -> None:
+    def __init__(self, rank: int, process: ChildProcess, replies: RingReader, any_dead: threading.Event) -> None:
         self.rank = rank
+        self._any_dead = any_dead
         self.process = process
         self.replies = replies
         self.waiting: deque[Future[Any]] = deque()
@@ -78,6 +79,7 @@ class _Rank:
             self.dead = message
             waiting, self.waiting = self.waiting, deque()
             on_failure = self._on_failure
+        self._any_dead.set()
         for future in waiting:
             future.set_exception(EngineDeadError(message))
         if on_failure is not None:
@@ -104,7 +106,8 @@ class MultiprocExecutor(Executor):
         writer, readers = make_ring(config.parallel.tensor_parallel_size)
         self._tasks = RingWriter(writer)
         self._lock = threading.Lock()
-        self._ranks = [_start_rank(rank, config, tasks) for rank, tasks in enumerate(readers)]
+        self._any_dead = threading.Event()
+        self._ranks = [_start_rank(rank, config, tasks, self._any_dead) for rank, tasks in enumerate(readers)]
         for rank in self._ranks:
             threading.Thread(target=rank.read_replies, name=f"octavo-replies-{rank.rank}", daemon=True).start()
 
@@ -124,6 +127,7 @@ class MultiprocExecutor(Executor):
         try:
             self._tasks.write(encoder.encode(task))
         except RingClosedError:
+            self._any_dead.wait(2 * _REAP_SECONDS)  # the thread that reads its replies finds out which, and why
             causes = [rank.dead for rank in self._ranks if rank.dead is not None]
             raise EngineDeadError(causes[0] if causes else "a worker process is gone") from None
 
@@ -146,10 +150,10 @@ class MultiprocExecutor(Executor):
         self._ranks = []
 
 
-def _start_rank(rank: int, config: EngineConfig, tasks: ReaderEnd) -> _Rank:
+def _start_rank(rank: int, config: EngineConfig, tasks: ReaderEnd, any_dead: threading.Event) -> _Rank:
     replies, (reader,) = make_ring(1)
     payload = msgspec.msgpack.encode((rank, config))
     fds = (*tasks, *replies.fds)
     process = ChildProcess(f"worker-{rank}", "octavo.executor.worker_process:main", payload, fds, huge_pages=True)
     close_fds(fds)  # the rank's alone from now on, so that its end shows as an end of file
-    return _Rank(rank, process, RingReader(reader))
+    return _Rank(rank, process, RingReader(reader), any_dead)
