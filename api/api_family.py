@@ -64,6 +64,7 @@ class ApiFamily:
         self._engine = engine
         self._ending = False
         self._processes: list[ChildProcess] = []
+        engine.on_lost = self._tell_lost
         for seat in engine.seats:
             assert place.numbers.fd is not None, "there is a row for each process"
             spec = ApiSpec(engine.config, seat, place.args, place.model_names, place.created)
@@ -76,7 +77,6 @@ class ApiFamily:
                     partial(self._on_exit, seat.client_index),
                 )
             self._processes.append(process)
-            engine.on_lost = self._tell_lost
             logger.info("API process %d has pid %d", seat.client_index, process.pid)
 
     def _on_exit(self, index: int, code: int) -> None:

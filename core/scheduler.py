@@ -118,15 +118,16 @@ class Scheduler:
         """All unfinished requests."""
         return list(self._requests.values())
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request; nothing happens if it is known. Its limits were checked at the door."""
+    def add_request(self, request: Request) -> bool:
+        """Queue a request. False if it is known: then nothing happens. Its limits were checked at the door."""
         if self._requests.setdefault((request.client_index, request.handle), request) is not request:
-            return
+            return False
         if request.grammar_ready:
             self.waiting.add(request)
         else:
             self.compiling[id(request)] = request
             self._note(request, "refused", "grammar compiling")
+        return True
 
     def hold_grammar(self, request: Request) -> None:
         """The workers hold the request's grammar: from here on its end must be told to them."""

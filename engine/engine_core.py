@@ -69,9 +69,9 @@ class EngineCore:
         return Request(message, self.config.cache.block_size)
 
     def add_request(self, request: Request) -> None:
-        """Queue a prepared request. One with a grammar waits beside the queue until the workers have compiled it."""
-        self.scheduler.add_request(request)
-        if not request.grammar_ready:
+        """Queue a prepared request, unless it is known. One with a grammar waits beside the queue until the workers
+        have compiled it."""
+        if self.scheduler.add_request(request) and not request.grammar_ready:
             self._gate.start(request)
 
     def grammar_ready(self, ready: GrammarReady) -> Finished | None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..core.config import EngineConfig
-from .attention.fused_backend import ChunkRows, DecodeRows, FusedAttentionBackend, FusedPlan
+from .attention.fused_backend import FEW_CHUNKS, ChunkRows, DecodeRows, FusedAttentionBackend, FusedPlan
 from .graph_pool import GraphPool
 from .input_batch import StepInputs
 from .models.causal_lm import CausalLM
@@ -23,8 +23,6 @@ _SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, *range(512, 2048, 128), 
 """Tokens. Products work in tiles of 128 anyway."""
 _OPERATIONS = 2.6e11
 """In a layer, up to which an H200 is quicker than the host that launches the layer's kernels."""
-_FEW_CHUNKS = 8
-"""As a rule there are no more; what attention prepares for those that there might be takes time, too."""
 _MOST_ROWS = 512
 _ALIGNED = 4
 """Numbers in 16 bytes, which is what kernels are compiled for."""
@@ -68,7 +66,7 @@ class PromptGraphs:
     def shape_for(self, tokens: int, chunks: int) -> tuple[int, int]:
         """Tokens and chunks of the recorded step that serves one of so many."""
         size = next(size for size in self.sizes if size >= tokens)
-        return size, min(_FEW_CHUNKS if chunks <= _FEW_CHUNKS else self._rows, self._rows, size)
+        return size, min(FEW_CHUNKS if chunks <= FEW_CHUNKS else self._rows, self._rows, size)
 
     def capture(self, size: int, chunks: int) -> None:
         """Record steps of ``size`` tokens with so many chunks, first one of the most: the others use its memory."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counting import children, orphaned_folders, shared_memory, until
@@ -30,16 +31,8 @@ def serve(tokenizer_folder: Path, nothing_is_left: None) -> Iterator[Callable[..
     """Starts a server around a worker of the tests."""
     servers: list[ServerProcess] = []
 
-    def start(
-        worker: str = "CountingWorker",
-        executor: str = "uni",
-        shutdown_timeout: float = 0.5,
-        api_servers: int = 1,
-        hang_timeout: float = 600.0,
-        restarts: int = 0,
-    ) -> ServerProcess:
-        settings = (worker, executor, shutdown_timeout, api_servers, hang_timeout, restarts)
-        servers.append(ServerProcess.of_worker(tokenizer_folder, *settings))
+    def start(*settings: Any, **named: Any) -> ServerProcess:
+        servers.append(ServerProcess.of_worker(tokenizer_folder, *settings, **named))
         return servers[-1]
 
     yield start

@@ -1,9 +1,7 @@
 """An engine that dies is replaced, and its requests go on where they stopped."""
 
-import json
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,46 +26,23 @@ BODIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Answer:
-    """A stream of a completion, read on a thread."""
+def ask(url: str, kind: str) -> Stream:
+    return Stream(url, max_tokens=500, **{"prompt": "once upon a time", **BODIES[kind]})
 
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
-        limits = {"max_tokens": 500, "ignore_eos": True}
-        self._body = {"prompt": "once upon a time", "stream": True, **limits, **body}
-        self._url = url
-        self.num_events = 0
-        self.texts: dict[int, str] = {}
-        self.logprobs: list[str] = []
-        self.ends: dict[int, str] = {}
-        self.errors: list[Any] = []
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
 
-    def _read(self) -> None:
-        try:
-            with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=60) as response:
-                for line in response.iter_lines():
-                    if line.startswith("data: {"):
-                        self._take(json.loads(line.removeprefix("data: ")))
-        except httpx.HTTPError as error:
-            self.errors.append(error)
-
-    def _take(self, event: dict[str, Any]) -> None:
-        self.num_events += 1
-        if "error" in event:
-            self.errors.append(event)
-        for choice in event.get("choices", ()):
-            index = choice["index"]
-            self.texts[index] = self.texts.get(index, "") + choice["text"]
-            self.logprobs += (choice.get("logprobs") or {}).get("tokens", [])
-            if choice.get("finish_reason"):
-                self.ends[index] = choice["finish_reason"]
-
-    def whole(self) -> tuple[Any, ...]:
-        """All of it, once it is over."""
-        self.thread.join(60)
-        assert not self.thread.is_alive(), "the stream hangs"
-        return self.texts, self.logprobs, self.ends, self.errors
+def answer_of(stream: Stream) -> tuple[dict[int, str], list[str], dict[int, str]]:
+    """Text and end of each choice, and the tokens of log probabilities, once the stream is over."""
+    assert stream.done.wait(60), "the stream hangs"
+    assert stream.events[-1] == "[DONE]", (stream.events[-1:], stream.error)
+    texts: dict[int, str] = {}
+    ends: dict[int, str] = {}
+    tokens: list[str] = []
+    for choice in (choice for event in stream.events[:-1] for choice in event["choices"]):
+        texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+        tokens += (choice["logprobs"] or {}).get("tokens", [])
+        if choice["finish_reason"]:
+            ends[choice["index"]] = choice["finish_reason"]
+    return texts, tokens, ends
 
 
 @pytest.fixture
@@ -101,16 +76,16 @@ def engine_of(server: ServerProcess, but: int | None = None) -> int:
 def test_streams_go_on_with_the_tokens_that_they_would_have_had(octavo: Callable[..., ServerProcess]) -> None:
     server = octavo()
     url = server.wait_ready()
-    undisturbed = [Answer(url, body).whole() for body in BODIES.values()]
+    undisturbed = {kind: answer_of(ask(url, kind)) for kind in BODIES}
     engine = engine_of(server)
-    answers = [Answer(url, body) for body in BODIES.values()]
-    until(lambda: all(answer.num_events > 5 for answer in answers), "all flow")
+    streams = {kind: ask(url, kind) for kind in BODIES}
+    until(lambda: all(len(stream.events) > 5 for stream in streams.values()), "all flow")
     os.kill(engine, signal.SIGKILL)
     until(lambda: httpx.get(f"{url}/health").json() == {"status": "restarting"}, "/health tells it", 5)
     refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
-    for name, answer, right in zip(BODIES, answers, undisturbed, strict=True):
-        assert not right[-1] and answer.whole() == right, name
+    for kind, stream in streams.items():
+        assert answer_of(stream) == undisturbed[kind], kind
     assert httpx.get(f"{url}/health").status_code == 200
     assert gauge(url, "engine_restarts_total") == 1
     assert engine_of(server) != engine

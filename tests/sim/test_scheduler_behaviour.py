@@ -203,6 +203,15 @@ def test_a_resumed_request_goes_on_where_it_stopped() -> None:
     assert simulation.finished[0] == "length"
 
 
+def test_a_request_that_is_sent_again_while_it_is_known_runs_once() -> None:
+    simulation = Simulation(make_config())
+    for _ in range(2):
+        simulation.add(0, [4, 5, 6], max_tokens=12, seed=3)
+    simulation.run()
+    assert simulation.outputs[0] == continuation([4, 5, 6], 12, 3, VOCAB)
+    simulation.assert_all_free()
+
+
 def test_end_tokens_and_stop_tokens_are_told_apart() -> None:
     tokens = continuation([8, 8], 20, 0, VOCAB)
     simulation = Simulation(make_config())

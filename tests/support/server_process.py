@@ -133,17 +133,22 @@ class ServerProcess:
 
 
 class Stream:
-    """A completion that is read on a thread. ``events`` holds what came."""
+    """A completion that is read on a thread. ``events`` holds what came; ``fields`` are further ones of the request."""
 
     def __init__(
-        self, url: str, max_tokens: int = 15_000, stream: bool = True, client: httpx.Client | None = None
+        self,
+        url: str,
+        max_tokens: int = 15_000,
+        stream: bool = True,
+        client: httpx.Client | None = None,
+        **fields: Any,
     ) -> None:
         self._client = client
         self.status: int | None = None
         self.events: list[Any] = []
         self.error: Exception | None = None
         self.done = threading.Event()
-        body = {"prompt": "a", "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
+        body = {"prompt": "a", "max_tokens": max_tokens, "ignore_eos": True, "stream": stream, **fields}
         self._thread = threading.Thread(target=self._run, args=(f"{url}/v1/completions", body), daemon=True)
         self._thread.start()
 

@@ -9,13 +9,10 @@ import importlib.util
 
 import torch
 
-from .fused_backend import CacheShape, ChunkRows, WrittenLayer
+from .fused_backend import FEW_CHUNKS, CacheShape, ChunkRows, WrittenLayer
 from .triton_backend import TritonAttentionBackend
 
 BLOCK_MULTIPLE = 128
-_SPLIT_ROWS = 8
-"""Up to so many requests the kernel may cut their keys, to fill the device; what then adds up the parts does so for
-each request, be it empty or not."""
 _ROWS_OF_A_TILE = 128
 """Query rows, tokens times query heads per KV head, that one tile of the kernel covers."""
 
@@ -51,6 +48,6 @@ class FlashAttentionBackend(TritonAttentionBackend):
             max_seqlen_k=rows.max_seq_len,
             softmax_scale=self._scale,
             is_causal=True,
-            num_splits=0 if rows.seq_lens.shape[0] <= _SPLIT_ROWS else 1,
+            num_splits=0 if rows.seq_lens.shape[0] <= FEW_CHUNKS else 1,
             window_size_left=-1 if layer.window is None else layer.window - 1,
         )

@@ -12,6 +12,10 @@ from ..layers.norm import HeadNorm
 from ..layers.rotary import RotaryEmbedding
 from .backend import AttentionBackend, AttentionPlan, Rotation
 
+FEW_CHUNKS = 8
+"""A step has no more as a rule. Up to so many, attention may cut their keys to fill the device; adding up the parts is
+then paid for every chunk that there is room for, be it empty or not."""
+
 
 @dataclass(slots=True)
 class CacheShape:
