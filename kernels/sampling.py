@@ -1,7 +1,8 @@
 """Drawing one token per row of logits: the torch reference.
 
-A Triton kernel can reproduce all of it bit for bit, given the same float32 probabilities (devices differ in ``exp``).
-Every row is computed as if it were alone. Three things make that hold on any device and for any batch:
+The Triton kernels give the same tokens, except where the noise or a threshold falls on a border between two tokens
+within float32's rounding: devices differ in ``exp``, and weights there are relative to the best token. Every row is
+computed as if it were alone. Three things make that hold on any device and for any batch:
 
 - *Noise* is a counter-based hash of (seed, position), in wrapping 64-bit integer arithmetic.
 - *Sums* of probabilities are integer sums. A float32 probability p becomes the integer ``floor(p * 2**50)``; integer

@@ -15,4 +15,5 @@ class FusedSampler(Sampler):
         rows = batch.row_parameters
         parameters = SamplingRows(rows.temperature, rows.top_k, rows.top_p, rows.min_p, batch.seeds, positions)
         draws = batch.num_greedy < batch.num_rows
-        return sample(logits, parameters, draws=draws, filters=any(group.filters for group in batch.draws))
+        confined = any(group.filters or group.min_p is not None for group in batch.draws)
+        return sample(logits, parameters, draws=draws, filters=confined)

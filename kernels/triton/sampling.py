@@ -1,11 +1,12 @@
 """Drawing one token per row of logits on the device, without a sort: the same rules as ``kernels.sampling``.
 
-All sums of probabilities are sums of integers, so no blocking or order of summation can change a result. What can
-differ from the torch reference is ``exp`` and the float32 sum under the softmax, in their last bits: given equal
-probabilities the tokens are equal.
+The logits are read once: each block of the vocabulary is weighed relative to its own best token, and the draw, one
+program a row, scales the blocks' sums to the row's best, chooses a block, and reads that one again. Rows with top-k,
+top-p or min_p depend on the whole row: for them the threshold is found in between (``token_filter``), and each block
+weighed again relative to the row's best token.
 
-The steps, each one launch over (rows, blocks of the vocabulary) unless said otherwise: maxima and sums of each block;
-for rows with top-k or top-p their threshold (``token_filter``); weights of each block; the draw (one program a row).
+All sums are of integers, in blocks of one size, so no order of summation and no other row can change a result. Tokens
+differ from the torch reference's only where the noise, or a threshold, falls on a border within float32's rounding.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,22 @@ import triton
 import triton.language as tl
 
 from .device import ceil_div, power_of_2
-from .token_filter import find_thresholds
-from .token_weights import GREEDY_TEMPERATURE, load_scaled, row_maximum_and_sum, token_keys, token_weights
+from .token_filter import find_thresholds, is_filtered
+from .token_weights import (
+    GREEDY_TEMPERATURE,
+    ID_BITS,
+    as_weights,
+    confined_weights,
+    is_finite,
+    key_ids,
+    likelihoods,
+    load_logits,
+    load_maxima,
+    token_keys,
+)
 
 BLOCK = 4096
 """Tokens of the vocabulary in one program's share."""
-_KEEP_ALL = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +52,14 @@ class SamplingRows:
     """int64 [S]: the number of tokens before the one drawn"""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStatistics:
-    """For each row and block of its vocabulary, [S, blocks]."""
-
-    best: torch.Tensor
-    """int64: the lowest key of ``token_keys`` of the raw logits; a NaN's is lower than all others"""
-    maxima: torch.Tensor
-    """float32: largest scaled logit"""
-    sums: torch.Tensor
-    """float32: exponentials of the scaled logits relative to that"""
-    weights: torch.Tensor
-    """int64: sums of the weights of tokens that may be drawn"""
-
-    @classmethod
-    def allocate(cls, rows: int, vocab: int, device: torch.device) -> "BlockStatistics":
-        """Uninitialized memory for ``rows`` rows."""
-        shape = (rows, ceil_div(vocab, BLOCK))
-        return cls(
-            torch.empty(shape, dtype=torch.int64, device=device),
-            torch.empty(shape, dtype=torch.float32, device=device),
-            torch.empty(shape, dtype=torch.float32, device=device),
-            torch.empty(shape, dtype=torch.int64, device=device),
-        )
-
-
 def sample(
-    logits: torch.Tensor,
-    rows: SamplingRows,
-    draws: bool,
-    filters: bool,
-    out: torch.Tensor | None = None,
-    slots: torch.Tensor | None = None,
-    last_token: torch.Tensor | None = None,
+    logits: torch.Tensor, rows: SamplingRows, draws: bool, filters: bool, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """One token for each row of ``logits`` [S, V] (float32 or 16 bits, rows may be strided); int64 [S].
 
-    ``draws`` may be False only if every row is greedy, ``filters`` only if no row has a top-k or top-p: steps that no
-    row needs are then left out. Where they are True each row still takes only its own steps. With ``slots`` int32 [S]
-    the tokens are also written to ``last_token[slots]`` (int64), except for negative slots. A row without one finite
-    logit gives token 0, except that a greedy row with a NaN gives the first NaN's id.
+    ``draws`` may be False only if every row is greedy, ``filters`` only if no row has a top-k, top-p or min_p: steps
+    that no row needs are then left out. Where they are True each row still takes only its own steps. A row without
+    one finite logit gives token 0, except that a greedy row with a NaN gives the first NaN's id.
     """
     count, vocab = logits.shape
     if out is None:
@@ -89,85 +68,91 @@ def sample(
         return out
     blocks = ceil_div(vocab, BLOCK)
     shape = {"BLOCKS": blocks, "BLOCK": BLOCK, "BLOCKS_PAD": power_of_2(blocks), "num_warps": 8}
-    block = BlockStatistics.allocate(count, vocab, logits.device)
+    # Of each row and block: the lowest key, that of a NaN being lower than all others (greedy rows); the largest logit,
+    # where a NaN counts as infinite; and the weights of tokens that may be drawn, together, relative to the block's
+    # largest logit, or to the row's where that has a top-k, top-p or min_p.
+    best = torch.empty((count, blocks), dtype=torch.int64, device=logits.device)
+    weights = torch.empty_like(best)
+    maxima = torch.empty_like(best, dtype=torch.float32)
+    parameters = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    sizes = (logits.stride(0), vocab)
     _block_statistics_kernel[count, blocks](
-        logits, rows.temperature, block.best, block.maxima, block.sums, logits.stride(0), vocab,
-        BLOCKS=blocks, BLOCK=BLOCK, DRAWS=draws, num_warps=4,
-    )  # fmt: skip
-    thresholds = None
+        logits, rows.temperature, best, maxima, weights, *sizes, BLOCKS=blocks, BLOCK=BLOCK, DRAWS=draws, num_warps=4
+    )
+    thresholds = weights  # not read without filters
     if filters:
-        parameters = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
-        thresholds = find_thresholds(logits, *parameters, block.maxima, block.sums, block.weights, BLOCK)
-    if draws:
-        _block_weights_kernel[count, blocks](
-            logits, rows.temperature, rows.min_p, block.maxima, block.sums,
-            block.weights if thresholds is None else thresholds, block.weights, logits.stride(0), vocab,
-            FILTERS=filters, **shape,
-        )  # fmt: skip
-    _draw_kernel[(count,)](
-        logits, rows.temperature, rows.min_p, rows.seeds, rows.positions, block.best, block.maxima, block.sums,
-        block.weights if thresholds is None else thresholds, block.weights, out, out if slots is None else slots,
-        out if last_token is None else last_token, logits.stride(0), vocab,
-        DRAWS=draws, FILTERS=filters, FEED=slots is not None and last_token is not None, **shape,
-    )  # fmt: skip
+        thresholds = find_thresholds(logits, *parameters, maxima, weights, BLOCK)
+        _confined_weights_kernel[count, blocks](logits, *parameters, maxima, thresholds, weights, *sizes, **shape)
+    drawn = (rows.seeds, rows.positions, best, maxima, thresholds, weights, out)
+    _draw_kernel[(count,)](logits, *parameters, *drawn, *sizes, DRAWS=draws, FILTERS=filters, **shape)
     return out
 
 
 @triton.jit
+def _best_key(raw: tl.tensor, top: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """The lowest key of a block whose largest logit is ``top``, or the first NaN's, which is lower than all others."""
+    none = 2147483647
+    first_nan = tl.min(tl.where(raw != raw, columns, none), 0)
+    first_best = tl.min(tl.where(raw == top, columns, none), 0)
+    lowest = tl.full([1], -2147483648, tl.int64) << ID_BITS
+    key = tl.where(first_nan < none, lowest | first_nan, token_keys(tl.zeros([1], tl.float32) + top, first_best))
+    return tl.sum(key, 0)
+
+
+@triton.jit
 def _block_statistics_kernel(
-    logits: tl.tensor, temperatures: tl.tensor, best: tl.tensor, maxima: tl.tensor, sums: tl.tensor,
+    logits: tl.tensor, temperatures: tl.tensor, best: tl.tensor, maxima: tl.tensor, weights: tl.tensor,
     row_stride: tl.tensor, vocab: tl.tensor,
     BLOCKS: tl.constexpr, BLOCK: tl.constexpr, DRAWS: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
-    raw = load_scaled(logits + row.to(tl.int64) * row_stride, columns, vocab, 1.0)
+    raw = load_logits(logits + row.to(tl.int64) * row_stride, columns, vocab)
+    top = tl.max(tl.where(raw != raw, float("inf"), raw), 0)
     at = row * BLOCKS + block
     temperature = tl.load(temperatures + row)
     if temperature <= GREEDY_TEMPERATURE:
-        lowest = tl.full([1], -2147483648, tl.int64) << 32
-        keys = tl.where(raw != raw, lowest | columns, token_keys(raw, columns))
-        keys = tl.where(columns < vocab, keys, 9223372036854775807)
-        tl.store(best + at, tl.min(keys, 0))
+        tl.store(best + at, _best_key(raw, top, columns))
     if DRAWS and temperature > GREEDY_TEMPERATURE:
-        scaled = tl.div_rn(raw, tl.zeros_like(raw) + temperature)
-        top = tl.max(scaled, 0)
-        base = tl.where(top == float("-inf"), 0.0, top)
         tl.store(maxima + at, top)
-        tl.store(sums + at, tl.sum(tl.exp(scaled - base), 0))
+        if is_finite(top):  # otherwise the block counts for nothing, whatever its weight
+            tl.store(weights + at, tl.sum(as_weights(likelihoods(raw, top, temperature)), 0))
 
 
 @triton.jit
-def _load_weights(
-    logits: tl.tensor, row: tl.tensor, columns: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
-    temperature: tl.tensor, min_p: tl.tensor, top: tl.tensor, total: tl.tensor, thresholds: tl.tensor,
-    FILTERS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Weights of the tokens ``columns``, 0 for those past the row's threshold."""
-    scaled = load_scaled(logits + row.to(tl.int64) * row_stride, columns, vocab, temperature)
-    weights = token_weights(scaled, top, total, min_p)
-    if FILTERS:
-        weights = tl.where(token_keys(scaled, columns) <= tl.load(thresholds + row), weights, 0)
-    return weights
+def _is_confined(
+    row: tl.tensor, temperatures: tl.tensor, top_ks: tl.tensor, top_ps: tl.tensor, min_ps: tl.tensor, vocab: tl.tensor
+) -> tl.tensor:
+    """True for a row that draws from some of its tokens only."""
+    filtered = is_filtered(row, temperatures, top_ks, top_ps, vocab)
+    return filtered | ((tl.load(min_ps + row) > 0.0) & (tl.load(temperatures + row) > GREEDY_TEMPERATURE))
 
 
 @triton.jit
-def _block_weights_kernel(
-    logits: tl.tensor, temperatures: tl.tensor, min_ps: tl.tensor, maxima: tl.tensor, sums: tl.tensor,
-    thresholds: tl.tensor, block_weights: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
-    BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr, FILTERS: tl.constexpr,
+def _kept_weights(
+    raw: tl.tensor, columns: tl.tensor, top: tl.tensor, temperature: tl.tensor, min_p: tl.tensor, threshold: tl.tensor
+) -> tl.tensor:
+    """Weights relative to the row's largest logit, 0 for tokens past the row's threshold."""
+    weights = confined_weights(raw, top, temperature, min_p)
+    return tl.where(token_keys(raw, columns) <= threshold, weights, 0)
+
+
+@triton.jit
+def _confined_weights_kernel(
+    logits: tl.tensor, temperatures: tl.tensor, top_ks: tl.tensor, top_ps: tl.tensor, min_ps: tl.tensor,
+    maxima: tl.tensor, thresholds: tl.tensor, block_weights: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
+    BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
-    temperature = tl.load(temperatures + row)
-    if temperature > GREEDY_TEMPERATURE:
-        top, total = row_maximum_and_sum(maxima, sums, row, BLOCKS, BLOCKS_PAD)
-        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        min_p = tl.load(min_ps + row)
-        weights = _load_weights(
-            logits, row, columns, row_stride, vocab, temperature, min_p, top, total, thresholds, FILTERS
-        )
-        tl.store(block_weights + row * BLOCKS + tl.program_id(1), tl.sum(weights, 0))
+    if _is_confined(row, temperatures, top_ks, top_ps, min_ps, vocab):
+        top = tl.max(load_maxima(maxima, row, BLOCKS, BLOCKS_PAD), 0)
+        if is_finite(top):
+            columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+            raw = load_logits(logits + row.to(tl.int64) * row_stride, columns, vocab)
+            parameters = (tl.load(temperatures + row), tl.load(min_ps + row), tl.load(thresholds + row))
+            weights = _kept_weights(raw, columns, top, *parameters)
+            tl.store(block_weights + row * BLOCKS + tl.program_id(1), tl.sum(weights, 0))
 
 
 @triton.jit
@@ -189,11 +174,10 @@ def _noise(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _draw_kernel(
-    logits: tl.tensor, temperatures: tl.tensor, min_ps: tl.tensor, seeds: tl.tensor, positions: tl.tensor,
-    best: tl.tensor, maxima: tl.tensor, sums: tl.tensor, thresholds: tl.tensor, block_weights: tl.tensor,
-    out: tl.tensor, slots: tl.tensor, last_token: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
+    logits: tl.tensor, temperatures: tl.tensor, top_ks: tl.tensor, top_ps: tl.tensor, min_ps: tl.tensor,
+    seeds: tl.tensor, positions: tl.tensor, best: tl.tensor, maxima: tl.tensor, thresholds: tl.tensor,
+    block_weights: tl.tensor, out: tl.tensor, row_stride: tl.tensor, vocab: tl.tensor,
     BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr, DRAWS: tl.constexpr, FILTERS: tl.constexpr,
-    FEED: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0)
     blocks = tl.arange(0, BLOCKS_PAD)
@@ -201,28 +185,35 @@ def _draw_kernel(
     token = tl.zeros([1], tl.int64)
     if temperature <= GREEDY_TEMPERATURE:
         keys = tl.load(best + row * BLOCKS + blocks, mask=blocks < BLOCKS, other=9223372036854775807)
-        token = tl.zeros([1], tl.int64) + (tl.min(keys, 0) & 0xFFFFFFFF)
+        token = tl.zeros([1], tl.int64) + key_ids(tl.min(keys, 0))
     if DRAWS and temperature > GREEDY_TEMPERATURE:
-        top, total = row_maximum_and_sum(maxima, sums, row, BLOCKS, BLOCKS_PAD)
-        weights = tl.load(block_weights + row * BLOCKS + blocks, mask=blocks < BLOCKS, other=0)
-        ends = tl.cumsum(weights, 0)
-        noise = _noise(tl.load(seeds + row + tl.arange(0, 1)), tl.load(positions + row + tl.arange(0, 1)))
-        target = tl.sum((noise * tl.sum(weights, 0).to(tl.float64)).to(tl.int64), 0)
-        before = (ends <= target) & (blocks < BLOCKS)
-        block = tl.minimum(tl.sum(before.to(tl.int32), 0), BLOCKS - 1)
-        reached = tl.sum(tl.where(blocks < block, weights, 0), 0)
-        columns = block * BLOCK + tl.arange(0, BLOCK)
-        min_p = tl.load(min_ps + row)
-        inside = _load_weights(
-            logits, row, columns, row_stride, vocab, temperature, min_p, top, total, thresholds, FILTERS
-        )
-        passed = (tl.cumsum(inside, 0) + reached <= target) & (columns < vocab)
-        drawn = block * BLOCK + tl.sum(passed.to(tl.int32), 0)
-        # Not above 0: a NaN, or no finite logit at all.
-        drawn = tl.where(total > 0.0, tl.minimum(drawn, vocab - 1), 0)
-        token = tl.zeros([1], tl.int64) + drawn
-    at = row + tl.arange(0, 1)
-    tl.store(out + at, token)
-    if FEED:
-        slot = tl.load(slots + at)
-        tl.store(last_token + slot.to(tl.int64), token, mask=slot >= 0)
+        bases = load_maxima(maxima, row, BLOCKS, BLOCKS_PAD)
+        top = tl.max(bases, 0)
+        if is_finite(top):
+            confined = False
+            if FILTERS:
+                confined = _is_confined(row, temperatures, top_ks, top_ps, min_ps, vocab)
+                bases = tl.where(confined & (blocks < BLOCKS), top, bases)
+            # From weights relative to a block's base to weights relative to the row's best token.
+            factors = likelihoods(bases, top, temperature).to(tl.float64)
+            inside = tl.load(block_weights + row * BLOCKS + blocks, mask=blocks < BLOCKS, other=0)
+            weights = (inside.to(tl.float64) * factors).to(tl.int64)
+            noise = _noise(tl.load(seeds + row + tl.arange(0, 1)), tl.load(positions + row + tl.arange(0, 1)))
+            target = tl.sum((noise * tl.sum(weights, 0).to(tl.float64)).to(tl.int64), 0)
+            before = (tl.cumsum(weights, 0) <= target) & (blocks < BLOCKS)
+            block = tl.minimum(tl.sum(before.to(tl.int32), 0), BLOCKS - 1)
+            chosen = blocks == block
+            rest = (target - tl.sum(tl.where(blocks < block, weights, 0), 0)).to(tl.float64)
+            rest = (rest / tl.sum(tl.where(chosen, factors, 0.0), 0)).to(tl.int64)
+            rest = tl.minimum(rest, tl.sum(tl.where(chosen, inside, 0), 0) - 1)  # above that by rounding alone
+            columns = block * BLOCK + tl.arange(0, BLOCK)
+            raw = load_logits(logits + row.to(tl.int64) * row_stride, columns, vocab)
+            base = tl.max(tl.where(chosen, bases, float("-inf")), 0)
+            if confined:
+                parameters = (temperature, tl.load(min_ps + row), tl.load(thresholds + row))
+                each = _kept_weights(raw, columns, base, *parameters)
+            else:
+                each = as_weights(likelihoods(raw, base, temperature))
+            passed = (tl.cumsum(each, 0) <= rest) & (columns < vocab)
+            token = tl.zeros([1], tl.int64) + tl.minimum(block * BLOCK + tl.sum(passed.to(tl.int32), 0), vocab - 1)
+    tl.store(out + row + tl.arange(0, 1), token)

@@ -145,9 +145,10 @@ def test_matrix_vector_refuses_many_rows() -> None:
         (6, 9000, 3.0, False),
         (12, 1000, 3.0, True),
         (12, 9000, 0.3, True),
+        (6, 9000, 0.001, True),
         (6, 5000, 40.0, True),
     ],
-    ids=["one block", "several blocks", "filters", "flat, too many candidates", "peaked"],
+    ids=["one block", "several blocks", "filters", "flat", "too many candidates", "peaked"],
 )
 def test_sampling_draws_the_tokens_of_the_reference(
     count: int, vocab: int, spread: float, filters: bool, dtype: torch.dtype
@@ -169,6 +170,21 @@ def test_a_tie_at_the_threshold_is_cut_by_the_lowest_ids() -> None:
     assert drawn.tolist() == cases.reference_tokens(logits, rows, True).tolist()
 
 
+@pytest.mark.parametrize("filters", [False, True])
+def test_masked_tokens_and_masked_blocks_are_never_drawn(filters: bool) -> None:
+    count, vocab = 40, 13_000
+    logits = torch.full((count, vocab), -math.inf)
+    logits[:, [4000, 4095, 12_288, 12_999]] = torch.tensor([3.0, 2.5, 2.9, 2.0])
+    logits[::2, 12_999] = -200.0
+    rows = cases.sampling_rows(count, vocab, filters, CPU)
+    rows.temperature[:] = 1.0
+    drawn = fast_sampling.sample(logits, rows, True, filters)
+    assert set(drawn.tolist()) <= {4000, 4095, 12_288, 12_999}
+    assert len(set(drawn.tolist())) > 2
+    assert 12_999 not in drawn[::2]
+    assert drawn.tolist() == cases.reference_tokens(logits, rows, filters).tolist()
+
+
 @pytest.mark.parametrize("bad", [-math.inf, math.nan, math.inf])
 @pytest.mark.parametrize("filters", [False, True])
 def test_a_row_without_a_distribution_gives_token_0_and_leaves_others_alone(bad: float, filters: bool) -> None:
@@ -183,7 +199,7 @@ def test_a_row_without_a_distribution_gives_token_0_and_leaves_others_alone(bad:
     assert after[[0, 1, 3]].tolist() == before[[0, 1, 3]].tolist()
 
 
-def test_greedy_rows_take_the_lowest_id_of_equals_or_the_first_nan_and_feed_their_slots() -> None:
+def test_greedy_rows_take_the_lowest_id_of_equals_or_the_first_nan() -> None:
     logits = torch.full((4, 5000), -math.inf)
     logits[0, [4500, 30, 31]] = 2.0
     logits[1, 77] = math.nan
@@ -192,9 +208,6 @@ def test_greedy_rows_take_the_lowest_id_of_equals_or_the_first_nan_and_feed_thei
     logits[3, [12]] = 0.0
     rows = cases.sampling_rows(4, 5000, False, CPU)
     rows.temperature[:] = 0.0
-    last = torch.full((6,), -1)
-    slots = torch.tensor([5, 2, -1, 0], dtype=torch.int32)
-    tokens = fast_sampling.sample(logits, rows, False, False, None, slots, last)
+    tokens = fast_sampling.sample(logits, rows, False, False)
     assert tokens.tolist() == [30, 77, 0, 12]
     assert tokens.tolist() == sampling.greedy(logits).tolist()
-    assert last.tolist() == [12, -1, 77, -1, -1, 30]

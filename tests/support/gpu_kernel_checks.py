@@ -137,7 +137,7 @@ def sampling_checks() -> dict[str, Check]:
     found: dict[str, Check] = {"captured": check_captured_sampling}
     for dtype in (FP32, BF16):
         for filters in (False, True):
-            for vocab, spread in ((49152, 2.0), (151936, 1.0), (128256, 8.0)):
+            for vocab, spread in ((49152, 2.0), (151936, 1.0), (151936, 0.001), (128256, 8.0)):
                 name = f"{vocab} tokens, spread {spread}, filters {filters}, {dtype}"
                 found[name] = partial(cases.check_sampling, 96, vocab, spread, filters, dtype, GPU)
     return found

@@ -250,16 +250,16 @@ def check_matrix_vector(
 
 
 def sampling_rows(count: int, vocab: int, filters: bool, device: torch.device) -> fast_sampling.SamplingRows:
-    """Rows that mix greedy and drawn ones, and, with ``filters``, all kinds of filters."""
+    """Rows that mix greedy and drawn ones, and, with ``filters``, all kinds of top-k, top-p and min_p."""
     turn = torch.arange(count)
     everything = torch.full((count,), vocab)
-    top_k = torch.tensor([vocab, 5, vocab + 10, min(40, vocab), vocab, 1])[turn % 6] if filters else everything
+    top_k = torch.tensor([vocab, 5, vocab + 10, min(40, vocab), 2 * vocab // 3, 1])[turn % 6] if filters else everything
     top_p = torch.tensor([1.0, 0.9, 0.3, 0.999] if filters else [1.0], dtype=torch.float64)
     columns = (
         torch.tensor([1.0, 0.0, 0.7, 1.3])[turn % 4],
         top_k,
         top_p[turn % len(top_p)],
-        torch.tensor([0.0, 0.0, 0.05])[(turn // 2) % 3],
+        torch.tensor([0.0, 0.0, 0.05 if filters else 0.0])[(turn // 2) % 3],
         torch.randint(-(2**62), 2**62, (count,)),
         torch.randint(0, 10**6, (count,)),
     )
@@ -295,6 +295,9 @@ def check_sampling(
     right = reference_tokens(logits, rows, filters)
     wrong = int((tokens != right).sum())
     assert wrong <= count // 1000, f"{wrong} of {count} rows drew another token ({vocab} tokens, spread {spread})"
+    plain = (rows.top_k >= vocab) & (rows.top_p >= 1.0) & (rows.min_p == 0.0)
+    again = fast_sampling.sample(logits, rows, True, False)
+    assert torch.equal(again[plain], tokens[plain]), "other rows' filters change a row without"
     for row in range(min(3, count)):
         part = slice(row, row + 1)
         fields = (getattr(rows, name)[part].clone() for name in rows.__slots__)

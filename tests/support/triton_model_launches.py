@@ -84,7 +84,8 @@ def launch_step(dtype: torch.dtype) -> None:
     rows = sampling.SamplingRows(numbers, long, numbers.double(), numbers, long, long)
     logits = torch.zeros(8, 151936, dtype=dtype)
     sampling.sample(logits, rows, True, True)
-    sampling.sample(logits, rows, False, False, None, slots, long)
+    sampling.sample(logits, rows, True, False)
+    sampling.sample(logits, rows, False, False)
 
 
 def compile_all() -> list[tuple[str, CompiledKernel]]:
