@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
@@ -104,7 +105,7 @@ class Forks:
 def compile_ahead(
     spec: CompilationSpec, target: GPUTarget, forks: Forks, launcher: Callable[[Any, Any], object] | None
 ) -> list[str]:
-    """Have every kernel compiled for ``target``, in the order in which a start needs them. Returns the names of all.
+    """Have every kernel compiled for ``target``. Returns the names of all.
 
     ``launcher`` builds what launches a compiled kernel. From here on this process can run no kernel.
     """
@@ -144,6 +145,9 @@ def compile_ahead(
 
     driver.set_active(Target())  # pyright: ignore[reportArgumentType]
     JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+    # On the meta device torch would import its compiler and sympy for these: seconds.
+    functional.linear = lambda x, weight, _bias=None: x.new_empty(x.shape[0], weight.shape[0])
+    torch.empty_like = lambda x, dtype=None: x.new_empty(x.shape, dtype=dtype)
     launch_all(spec.config, spec.prompts)
     return list(seen.values())
 
@@ -181,6 +185,7 @@ def launch_all(config: EngineConfig, prompts: bool) -> None:
         for random, filters in draws:
             sample(logits, parameters, random, filters)
 
+    step(min(64, rows), min(64, rows), True, [(True, True), (True, False)])  # first: these take longest to compile
     step(config.scheduler.max_num_batched_tokens, rows, False, [(True, False)])
     step(16, 1, False, [(False, False)])
     step(1, 1, True, [(False, False), (True, False)])
@@ -192,4 +197,3 @@ def launch_all(config: EngineConfig, prompts: bool) -> None:
         decode_graphs = DecodeGraphs(config, model, attention, mirror, GraphPool())
         for size in reversed(decode_graphs.sizes):
             decode_graphs.forward(size)
-    step(min(64, rows), min(64, rows), True, [(True, False), (True, True)])
