@@ -85,7 +85,7 @@ class Scheduler:
         self.prefilling: list[Request] = []
         """Running requests with known tokens left to compute, in order of admission."""
         self.decoding = _NO_SLOTS
-        """Slots of running requests that need one token a step."""
+        """Slots of running requests that need one token a step, those with the longest context first."""
         self.pooling: dict[int, Request] = {}
         """Running requests by slot whose vector comes with a batch in flight: there is nothing left to compute."""
         self.in_flight: deque[Batch] = deque()
@@ -339,9 +339,9 @@ class Scheduler:
         """From here on the step counts as computed; its results come later."""
         self._step += 1
         slots = self.slots
+        slots.num_computed[decodes] += 1
         chunks, sampling = self._commit_prefills(plan)
         rows = np.concatenate((decodes, sampling)) if sampling else decodes
-        slots.num_computed[decodes] += 1
         slots.num_in_flight[rows] += 1
         slots.last_step[decodes] = self._step
         batch = Batch(
@@ -393,7 +393,9 @@ class Scheduler:
             elif complete:
                 self.pooling[slot] = prefill.request
         if sampling:
-            self.decoding = np.concatenate((self.decoding, np.array(sampling, dtype=np.int64)))
+            joined = np.concatenate((self.decoding, np.array(sampling, dtype=np.int64)))
+            # Longest first, of equals in the order of their admission: a kernel that takes row after row ends evenly.
+            self.decoding = joined[np.argsort(-slots.num_computed[joined], kind="stable")]
         return chunks, sampling
 
     # Its results arrive.

@@ -87,6 +87,30 @@ def test_the_victim_is_the_one_that_loses_least() -> None:
     assert waiting.events[-2].kind == "preempted" or waiting.events[-1].kind == "preempted"
 
 
+def test_of_equals_the_victim_is_the_one_admitted_last() -> None:
+    simulation = Simulation(make_config(num_blocks=13, block_size=4, max_num_seqs=4, budget=64, overlap=False))
+    simulation.add(0, [1] * 15, max_tokens=30)
+    simulation.step()
+    simulation.add(1, [2] * 16, max_tokens=30)  # as long as the first one is when it joins
+    while not simulation.scheduler.num_preemptions:
+        simulation.step()
+    assert [request.request_id for request in simulation.scheduler.waiting] == ["r1"]
+
+
+def test_rows_decode_longest_first_whenever_they_joined() -> None:
+    simulation = Simulation(make_config(num_blocks=200, block_size=4, max_num_seqs=8, budget=64, overlap=False))
+    simulation.executor.keep_steps = True
+    for handle, length in enumerate((4, 30, 15, 25)):
+        simulation.add(handle, [handle] * length, max_tokens=40)
+        simulation.step()
+        simulation.step()
+    slots = simulation.scheduler.slots
+    rows = simulation.scheduler.decoding
+    assert [slots.request_at(slot).request_id for slot in rows] == ["r1", "r3", "r2", "r0"]
+    told = [step.decodes.tolist() for step in simulation.executor.steps if step.decodes is not None]
+    assert told[-1] == rows.tolist()
+
+
 def test_priority_decides_before_lost_work() -> None:
     simulation = Simulation(
         make_config(num_blocks=13, block_size=4, max_num_seqs=4, budget=64, overlap=False, policy="priority")
