@@ -49,7 +49,7 @@ class ApiSpec(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What it is told later: to stop as a signal would, unless the engine is gone."""
+    """What it is told later: by default to stop, as a signal would tell it; with a cause, that the engine is gone."""
 
     engine_gone: str | None = None
     """The cause."""

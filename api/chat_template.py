@@ -84,7 +84,6 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
-        documents: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: Any,
@@ -99,8 +98,7 @@ class ChatTemplate:
         prepared = [_prepare(message) for message in messages]
         if continue_final_message:
             _mark_end(prepared)
-        context = self._special_tokens | kwargs
-        context |= {"messages": prepared, "tools": tools, "documents": documents}
+        context = {"documents": None} | self._special_tokens | kwargs | {"messages": prepared, "tools": tools}
         context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         try:
             text = _render_calls(template, context)

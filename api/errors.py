@@ -4,7 +4,7 @@ from ..core.errors import EngineError
 
 
 class EngineLoadingError(EngineError):
-    """The model is still being loaded; 503 with Retry-After."""
+    """The model is being loaded, at the start or for another engine; 503 with Retry-After."""
 
     status = 503
     kind = "service_unavailable"

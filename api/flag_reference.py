@@ -10,7 +10,7 @@ from .terminal import TerminalArgs
 PREAMBLE = """\
 # Flags
 
-Made by `octavo docs` from the fields of `EngineArgs`, `ServerArgs` and the benchmarks' arguments; change those, then
+Made by `octavo docs` from the fields of `EngineArgs`, `ServerArgs` and each command's arguments; change those, then
 run `octavo docs > docs/flags.md`. Each flag is also a name for the YAML file of `--config` (with `_` or `-`), and each
 engine flag is an argument of `LLM` and a field of `EngineArgs`. A boolean flag `--x` is turned off by `--no-x`.
 """

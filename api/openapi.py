@@ -74,7 +74,7 @@ _STATUS = {
     404: "The model is not served here.",
     413: "The body is over the limit.",
     429: "Too many requests are waiting; Retry-After says when to come back.",
-    503: "The model is being loaded, or the server is stopping.",
+    503: "The model is being loaded, its engine is being replaced or is dead, or the server is stopping.",
 }
 
 

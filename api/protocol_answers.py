@@ -221,7 +221,7 @@ class Health(msgspec.Struct, omit_defaults=True):
     """Answer of ``/health``, ``/ready`` and ``/live``, with status 503 where it is a bad one."""
 
     status: str
-    """``ready``, ``loading``, ``stopping`` or ``dead``; of ``/live`` ``live`` or ``dead``."""
+    """``ready``, ``loading``, ``restarting``, ``stopping`` or ``dead``; of ``/live`` ``live`` or ``dead``."""
     error: str | None = None
     """Why the engine is dead."""
 

@@ -58,7 +58,7 @@ class ServiceEndpoints:
         return ModelCard(id=name, created=self._context.created, root=root, max_model_len=self._context.max_model_len)
 
     async def health(self, _request: Request) -> Response:
-        """200 when requests can be served; 503 with the reason while loading, stopping or dead."""
+        """200 when requests can be served; 503 with the reason while it is not ready."""
         health = self._context.health
         error = self._context.engine.dead_error
         answer = Health(health, str(error) if health == "dead" and error is not None else None)

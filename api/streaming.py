@@ -23,8 +23,8 @@ IDLE_SECONDS = 10.0
 """Silence after which a stream of a dialect that has an event for it says that it is still there."""
 
 SERVER_SEND = "octavo.send"
-"""Key of the scope under which the server's own ``send`` is. What is around it on the way out looks only at how a
-response starts; a stream's chunks, one for each token, need not pass through it."""
+"""Key of the scope under which the server's own ``send`` is. The wrappers around it look only at how a response starts,
+so a stream's chunks, one for each token, need not pass through them."""
 
 ERROR_SEND_SECONDS = 1.0
 """A reader that has stalled does not get to hold up the end of its own stream."""

@@ -42,7 +42,10 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
         if self.type == "json_schema":
             if self.json_schema is None or self.json_schema.schema is None:
                 raise RequestError("response_format of type json_schema needs json_schema.schema", "response_format")
-            return schema_outputs(self.json_schema.schema)
+            schema = self.json_schema.schema
+            if not isinstance(schema, dict | bool):
+                raise RequestError(f"a JSON schema must be an object or a boolean, not {type(schema).__name__}", PARAM)
+            return StructuredOutputs(json=schema)
         if self.type == "structural_tag":
             return StructuredOutputs(
                 structural_tag={"structures": self.structures or [], "triggers": self.triggers or []}
@@ -50,13 +53,6 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
         raise RequestError.at(
             "response_format.type", f"must be one of {', '.join(FORMAT_TYPES)}, not {self.type[:64]!r}"
         )
-
-
-def schema_outputs(schema: Any) -> StructuredOutputs:
-    """For a schema that came as a JSON value, as the doors of other APIs have it too. Raises ``RequestError``."""
-    if not isinstance(schema, dict | bool):
-        raise RequestError(f"a JSON schema must be an object or a boolean, not {type(schema).__name__}", PARAM)
-    return StructuredOutputs(json=schema)
 
 
 def structured_field(request: "SamplingFields") -> str:

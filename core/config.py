@@ -16,7 +16,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     """Tokens in one block."""
     num_blocks: int | None = None
-    """Blocks in the pool, the null block included. None until the worker has measured its memory."""
+    """Blocks in the pool, the null block included. None: as many as fit, by the worker's measure."""
     memory_bytes: int | None = None
     """Bytes that the pool may take; None lets the worker decide."""
     memory_utilization: float = 0.9

@@ -97,14 +97,10 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r
     """The model is loaded and requests can be taken."""
 
     num_blocks: int
-    block_size: int
     max_model_len: int
     """Tokens that one request may have: the configured limit, or what the pool holds if that is less."""
     marks: dict[str, float]
     """When each step of the start was done, in seconds of ``time.time()``."""
-    attention_backend: str
-    memory: dict[str, int]
-    """The memory ledger: bytes of weights, KV cache and so on."""
 
 
 class EngineGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="gone"):

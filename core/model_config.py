@@ -14,7 +14,6 @@ ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
 
 # What Hugging Face's configuration classes assume when config.json leaves a field out.
-_TIED_BY_DEFAULT = {"LlamaForCausalLM": False, "Qwen2ForCausalLM": False, "Qwen3ForCausalLM": False}
 _ATTENTION_BIAS_BY_DEFAULT = {"Qwen2ForCausalLM": True}
 
 
@@ -43,7 +42,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Folder with ``config.json``, the weights and (unless the tokenizer is elsewhere) the tokenizer."""
     architecture: str
-    model_type: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -126,7 +124,6 @@ def read_model_config(
     return ModelConfig(
         path=str(folder),
         architecture=architecture,
-        model_type=str(config.get("model_type", "")),
         vocab_size=_required(config, "vocab_size", folder),
         hidden_size=hidden,
         intermediate_size=_required(config, "intermediate_size", folder),
@@ -136,7 +133,7 @@ def read_model_config(
         head_dim=int(config.get("head_dim") or hidden // heads),
         rms_norm_eps=_number(config, "rms_norm_eps", 1e-6, folder),
         hidden_act=str(config.get("hidden_act", "silu")),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", _TIED_BY_DEFAULT.get(architecture, False))),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bias,
         attention_out_bias=bias and architecture != "Qwen2ForCausalLM",
         mlp_bias=bool(config.get("mlp_bias", False)),

@@ -16,7 +16,7 @@ class RequestStatus(IntEnum):
 
     WAITING = 0
     RUNNING = 1
-    PREEMPTED = 2  # waiting again, with output
+    PREEMPTED = 2  # waiting again, its blocks given to another
     FINISHED_STOPPED = 3
     FINISHED_LENGTH = 4
     FINISHED_ABORTED = 5
@@ -48,13 +48,6 @@ class Request:
     While it runs, its tokens and counters live in the scheduler's ``SlotTable`` under ``slot``; here are only what
     it was asked and what outlives a preemption.
     """
-
-    __slots__ = (
-        "block_hashes", "blocks", "cache_root", "client_index", "eos_token_ids", "events", "grammar", "grammar_ready",
-        "handle", "holds_grammar", "max_total_tokens", "num_named_blocks", "num_preemptions", "num_prompt_tokens",
-        "params", "pooling", "priority", "request_id", "slot", "source", "status", "stop_token_ids", "token_ids",
-        "whole_prompt",
-    )  # fmt: skip
 
     def __init__(self, source: EngineCoreRequest, block_size: int) -> None:
         prompt = np.frombuffer(source.prompt_token_ids, dtype=np.int32)

@@ -32,15 +32,13 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FinishedRequestStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One completion's numbers, made when it ends. Times are seconds."""
+    """A request's numbers, of all its completions, made when the last one ends. Times are seconds."""
 
-    request_id: str
     finish_reason: str
     """``stop``, ``length`` or ``abort``."""
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
-    num_preemptions: int
     queue_seconds: float
     """From arrival to the first time it was scheduled."""
     prefill_seconds: float

@@ -1,1 +1,1 @@
-"""One request's journey and the process border: AsyncLLM, EngineCore, clients, detokenizer."""
+"""One request's journey and the process border: AsyncLLM, EngineCore, transports, detokenizer."""

@@ -313,7 +313,7 @@ class AsyncLLM:
 
 
 class _News:
-    """That there is something to take, for one reader: an event without what several would need."""
+    """An event for one waiter, which makes it cheaper than ``asyncio.Event``."""
 
     __slots__ = ("_told", "_waiter")
 

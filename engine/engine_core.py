@@ -38,7 +38,7 @@ class EngineCore:
         timeline.mark("kernels")
         num_blocks = config.cache.num_blocks or min(executor.call("num_blocks"))
         self.config = _fit(config, num_blocks)
-        self.memory = executor.call("allocate", num_blocks)[0]
+        executor.call("allocate", num_blocks)
         timeline.mark("kv cache")
         self.scheduler = Scheduler(self.config, num_clients)
         self._pending: StepFuture | None = None
@@ -52,11 +52,8 @@ class EngineCore:
         """What clients are told once the engine can take requests."""
         return EngineReady(
             num_blocks=self.scheduler.kv.pool.num_usable,
-            block_size=self.config.cache.block_size,
             max_model_len=self.config.scheduler.max_model_len,
             marks=self.timeline.marks,
-            attention_backend=self.config.device.attention_backend,
-            memory=self.memory,
         )
 
     @property

@@ -22,7 +22,7 @@ from ..core.engine_output import EngineCoreMessage, EngineCoreOutputs, EngineGon
 from ..core.logging import configure_logging
 from ..core.startup import StartupTimeline
 from ..executor.child_process import on_parent_death
-from .hang_watch import HangWatch
+from .hang_watch import watch_for_hangs
 from .process_transport import EngineSpec
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class EngineCoreProc:
         gc.freeze()  # what the start has made stays: looking through all of it again would hold up a step for long
         self._tell_all(core.ready)
         threading.Thread(target=self._take_inputs, args=(loop,), name="octavo-input", daemon=True).start()
-        HangWatch(self.spec.config.hang_timeout, loop.turns, self._give_up).start()
+        watch_for_hangs(self.spec.config.hang_timeout, loop.turns, self._give_up)
         loop.run()
 
     def _emit(self, client: int, message: EngineCoreOutputs) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import msgspec
+
 from ..core.config import EngineConfig
 from ..core.grammar import GrammarSpec
 from ..core.request import Request
@@ -84,11 +86,5 @@ class GrammarGate:
             assert self._config.tokenizer is not None, "a grammar without a tokenizer passed the door"
             tokenizer = Tokenizer.from_folder(self._config.tokenizer)
             vocabulary = make_vocabulary(tokenizer, self._config.model.vocab_size, end_ids)
-            self._executor.call(
-                "provide_vocabulary",
-                vocabulary.token_bytes,
-                vocabulary.special_ids,
-                vocabulary.end_ids,
-                vocabulary.definition,
-            )
+            self._executor.call("provide_vocabulary", *msgspec.structs.astuple(vocabulary))
             self._vocabulary_sent = True

@@ -120,7 +120,7 @@ class InputProcessor:
             max_total_tokens=length + max_tokens,
             # A complete grammar allows nothing but an end token, so that one ends the request in any case.
             eos_token_ids=[] if params.ignore_eos and grammar is None else self._eos_token_ids,
-            bad_words=self._bad_words(params),
+            bad_words=self._tokenizer.encode_bad_words(params.bad_words) if self._tokenizer else [],
             cache_salt=cache_salt,
             arrival_time=time.time(),
             grammar=grammar,
@@ -234,11 +234,6 @@ class InputProcessor:
         if self._tokenizer is None and (params.stop or params.bad_words):
             name = "stop" if params.stop else "bad_words"
             raise RequestError.at(name, "needs a tokenizer, and none is loaded (skip_tokenizer_init)")
-
-    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        if not params.bad_words or self._tokenizer is None:
-            return []
-        return self._tokenizer.encode_bad_words(params.bad_words)
 
 
 def check_generates(config: EngineConfig) -> None:

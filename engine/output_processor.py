@@ -38,7 +38,6 @@ class CompletionState:
     """Under DELTA, text since the last take; otherwise all of it."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_taken_ids: int = 0
-    num_taken_logprobs: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     taken: bool = False
@@ -63,14 +62,13 @@ class CompletionState:
         text = "".join(self.text_parts)
         if delta:
             ids = self.token_ids[self.num_taken_ids :]
-            logprobs = self.logprobs[self.num_taken_logprobs :] if self.logprobs else []
+            logprobs = self.logprobs[self.num_taken_ids :]
             self.text_parts = []
         else:
             ids = list(self.token_ids)
             logprobs = list(self.logprobs)
             self.text_parts = [text]
         self.num_taken_ids = len(self.token_ids)
-        self.num_taken_logprobs = len(self.logprobs)
         self.taken = self.finish_reason is not None
         wanted = self.request.prepared.params.logprobs is not None
         return CompletionOutput(
@@ -359,12 +357,10 @@ def _finished_stats(state: RequestState) -> FinishedRequestStats:
     first = timings.first_token or end
     last = timings.last_token or first
     return FinishedRequestStats(
-        request_id=state.request_id,
         finish_reason=state.completions[0].finish_reason or "abort",
         num_prompt_tokens=len(state.prepared.prompt_token_ids),
         num_cached_tokens=state.num_cached_tokens or 0,
         num_generated_tokens=state.num_generated,
-        num_preemptions=timings.num_preemptions,
         queue_seconds=max(0.0, scheduled - timings.arrival),
         prefill_seconds=max(0.0, first - scheduled),
         decode_seconds=max(0.0, last - first),

@@ -30,9 +30,9 @@ from .transport import EngineSeat, EngineTransport, OnMessage
 _STALE_SECONDS = 60.0
 _PREFIX = "octavo-"
 _LAST_WORDS_MS = 1000
-"""How long what a dead engine wrote may take to get here, if it is known to have written its cause."""
+"""How long to wait for a dead engine's last messages, if its exit code says that it wrote the cause."""
 _REMAINS_MS = 50
-"""The same where nothing is known to come."""
+"""The same if it was killed."""
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
@@ -114,18 +114,9 @@ def remove_stale_folders() -> None:
     for folder in Path(_short_folder()).glob(f"{_PREFIX}[0-9]*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         try:
-            stale = owner.isdigit() and not _alive(int(owner)) and time.time() - folder.stat().st_mtime > _STALE_SECONDS
+            old = time.time() - folder.stat().st_mtime > _STALE_SECONDS
+            stale = old and owner.isdigit() and not Path("/proc", owner).exists()
         except OSError:
             continue
         if stale:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -38,7 +38,7 @@ class SeatTransport(EngineTransport):
         self._gone: EngineGone | None = None
         self._patience_ms = 0
         self._receiver = threading.Thread(target=self._receive, name="octavo-engine-messages", daemon=True)
-        # Written to when the engine has ended or this side closes: the receiving thread waits for this, too.
+        # A byte written here wakes the receiving thread: the engine has ended, or this side closes.
         self._wake_reader, self._wake_writer = os.pipe()
         self._context = zmq.Context()
         self._input = self._context.socket(zmq.PUSH)

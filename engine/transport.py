@@ -1,4 +1,4 @@
-"""The way to an EngineCore, wherever it runs: send messages, hear messages. Three methods, three implementations.
+"""The way to an EngineCore, wherever it runs: start it, send messages and hear some, close it.
 
 ``LLM`` hears them in a queue, ``AsyncLLM`` on its event loop; neither knows if the engine is a thread or a process.
 """

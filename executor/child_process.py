@@ -89,15 +89,10 @@ class ChildProcess:
         if self._on_exit is not None:
             self._on_exit(code)
 
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
-        return self._process.returncode
-
     def wait(self, seconds: float) -> int | None:
-        """Its exit status, or None if it has none after so long."""
+        """Its exit status (negative: the signal that ended it), or None if it has none after so long."""
         self._waiter.join(seconds)
-        return self.exit_code
+        return self._process.returncode
 
     def stop(self, grace_seconds: float = 2.0) -> None:
         """Let it end by itself, then by force. Returns when it is gone. May be called twice."""

@@ -24,7 +24,8 @@ from triton.runtime.jit import JITFunction
 from ..core.config import EngineConfig
 from ..core.logging import configure_logging
 from ..kernels.triton.sampling import SamplingRows, sample
-from ..worker.attention.fused_backend import CacheShape, ChunkRows, DecodeRows, FusedPlan, WrittenLayer
+from ..worker.attention.backend import CacheShape
+from ..worker.attention.fused_backend import ChunkRows, DecodeRows, FusedPlan, WrittenLayer
 from ..worker.attention.triton_backend import TritonAttentionBackend
 from ..worker.attention.windows import layer_windows
 from ..worker.decode_graphs import DecodeGraphs

@@ -1,1 +1,1 @@
-"""One file per fused operation: its torch reference and, beside it, its Triton kernel."""
+"""One file per fused operation: the torch reference, and beside it kernels of Triton and of Numba in their folders."""

@@ -37,16 +37,9 @@ class LogprobTensors:
 
     def to_host(self, non_blocking: bool = False) -> "LogprobTensors":
         """The same on the CPU. With ``non_blocking`` the caller waits for its stream before reading."""
-        cpu = torch.device("cpu")
-        return LogprobTensors(
-            self.rows,
-            self.counts,
-            self.token_ids.to(cpu, non_blocking=non_blocking),
-            self.logprobs.to(cpu, non_blocking=non_blocking),
-            self.ranks.to(cpu, non_blocking=non_blocking),
-            self.best_ids.to(cpu, non_blocking=non_blocking),
-            self.best_logprobs.to(cpu, non_blocking=non_blocking),
-        )
+        tensors = (self.token_ids, self.logprobs, self.ranks, self.best_ids, self.best_logprobs)
+        copies = [tensor.to("cpu", non_blocking=non_blocking) for tensor in tensors]
+        return LogprobTensors(self.rows, self.counts, *copies)
 
     def compact(self) -> list[RowLogprobs]:
         """One entry per row, in the order of ``rows``, each with exactly as many best tokens as it asked for."""

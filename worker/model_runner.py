@@ -1,7 +1,7 @@
 """Runs one step of the model: diff in, drawn tokens out."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,29 +20,12 @@ from .sampler import SamplerOutput, make_sampler
 from .sampling_state import SamplingState
 from .slot_mirror import SlotMirror
 
+if TYPE_CHECKING:
+    from .decode_graphs import DecodeGraphs
+    from .prompt_graphs import PromptGraphs
+
 _PROMPT_LOGPROB_ROWS = 128
 """Prompt positions whose logits exist at one time."""
-
-
-class DecodeReplay(Protocol):
-    """Recorded decode steps (CUDA graphs)."""
-
-    @property
-    def largest(self) -> int:
-        """Most rows that a recording serves."""
-        ...
-
-    def run(self, slots: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, V] of a step for these slots (int64 [B]) and positions int64 [B] of the tokens to be drawn."""
-        ...
-
-
-class PromptReplay(Protocol):
-    """Recorded steps with prompts."""
-
-    def run(self, step: StepInputs) -> torch.Tensor | None:
-        """Hidden states [T, hidden] of a step; None if it is not recorded."""
-        ...
 
 
 class ModelRunner:
@@ -69,8 +52,8 @@ class ModelRunner:
         self._failures: dict[int, str] = {}
         self._wants_prompt_logprobs: dict[int, NewRequest] = {}
         self._pooling = make_pooling(config.model.pooling.kind)
-        self._decodes: DecodeReplay | None = None
-        self._prompts: PromptReplay | None = None
+        self._decodes: DecodeGraphs | None = None
+        self._prompts: PromptGraphs | None = None
 
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
@@ -96,7 +79,7 @@ class ModelRunner:
             pooled = self._pooling.pool(hidden, bounds, output.chunks)
         return PendingOutput(output.step, drawn, scores, self._device, self._failures, pooled).wait
 
-    def replay(self, decodes: DecodeReplay, prompts: PromptReplay) -> None:
+    def replay(self, decodes: "DecodeGraphs", prompts: "PromptGraphs") -> None:
         """From here on steps are replayed that are recorded."""
         self._decodes = decodes
         self._prompts = prompts

@@ -105,14 +105,7 @@ class SamplingState:
         if self._pool_row[slot] >= 0:
             self._history.release(int(self._pool_row[slot]))
             self._pool_row[slot] = -1
-        for feature in (
-            self._allowed,
-            self._banned,
-            self._bad_words,
-            self._delayed,
-            self._biases,
-            self._penalties,
-        ):
+        for feature in (self._allowed, self._banned, self._bad_words, self._delayed, self._biases, self._penalties):
             feature.pop(slot, None)
 
     def batch(self, slots: np.ndarray) -> SamplingBatch:

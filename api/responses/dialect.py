@@ -29,7 +29,7 @@ class ResponseBuilder(BlockHandler):
         self._generation = generation
         self._top_logprobs = top_logprobs
         self._pieces: list[str] = []
-        self.new_logprobs: list[protocol.OutputLogprob] = []
+        self.new_logprobs: list[TokenLogprob] = []
         """Of the last delta."""
 
     @property
@@ -56,7 +56,7 @@ class ResponseBuilder(BlockHandler):
         self.new_logprobs = []
         item = self.item
         if self._top_logprobs is not None and delta.logprobs and isinstance(item, protocol.OutputMessage):
-            self.new_logprobs = [_logprob(entry) for entry in chat_logprobs(delta.logprobs, self._top_logprobs)]
+            self.new_logprobs = chat_logprobs(delta.logprobs, self._top_logprobs)
             item.content[0].logprobs += self.new_logprobs
 
     def block_ended(self, block: BlockEnded) -> None:
@@ -97,11 +97,6 @@ class ResponseBuilder(BlockHandler):
             protocol.OutputTokensDetails(0 if details is msgspec.UNSET else details.reasoning_tokens),
             usage.total_tokens,
         )
-
-
-def _logprob(entry: TokenLogprob) -> protocol.OutputLogprob:
-    best = [protocol.TextLogprob(other.token, other.logprob, other.bytes) for other in entry.top_logprobs]
-    return protocol.OutputLogprob(entry.token, entry.logprob, entry.bytes, best)
 
 
 class ResponseCollector:

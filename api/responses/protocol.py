@@ -6,7 +6,7 @@ import msgspec
 
 from ..fields import EndpointFields, whatever
 from ..protocol import CommonFields
-from ..protocol_answers import AlternativeToken
+from ..protocol_answers import TokenLogprob
 
 
 class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -120,22 +120,12 @@ class ResponsesRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TextLogprob(AlternativeToken):
-    """One of the best tokens at a position."""
-
-
-class OutputLogprob(TextLogprob):
-    """A chosen token, and the best ones at its position from high to low."""
-
-    top_logprobs: list[TextLogprob]
-
-
 class OutputText(msgspec.Struct, kw_only=True, tag="output_text"):
     """The text of a message."""
 
     text: str = ""
     annotations: list[dict[str, Any]] = []
-    logprobs: list[OutputLogprob] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class OutputMessage(msgspec.Struct, kw_only=True, tag="message"):

@@ -9,7 +9,7 @@ from .tool_parser import ToolParser
 
 
 class ForcedCallParser(JsonCallParser):
-    """Reads what ``ToolUse.schema`` makes a model write: a list of calls, or for a named tool only its arguments.
+    """Reads what ``ToolUse.answer_schema`` has a model write: a list of calls, or for a named tool only its arguments.
 
     Nothing of it is content, also where the length limit cuts it. A text of another shape goes to the parser of the
     model's own format: an engine without grammars may have been asked for a call in words.

@@ -2,9 +2,9 @@
 
 Work is a list of items, one per (row, chunk of its keys, KV head), that a fixed number of programs share: each takes
 the next one when it is done with one. Every program works the list out from ``seq_lens`` by itself, so one captured
-grid serves any mix of lengths. The query heads that
-share a KV head are the rows of one product. Where a row has several chunks, the program that finishes the last of
-them merges the partial results in the order of the chunks, whoever that is: results do not depend on the schedule.
+grid serves any mix of lengths. The query heads that share a KV head are the rows of one product. Where a row has
+several chunks, the program that finishes the last of them merges the partial results in the order of the chunks,
+whoever that is: results do not depend on the schedule.
 
 How a row is cut depends on its length and on the ``DecodeTiling``, never on other rows.
 """

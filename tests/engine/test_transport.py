@@ -92,7 +92,7 @@ def test_ready_comes_first_and_then_what_was_asked_for(open_line: Callable[..., 
     line = open_line()
     ready = line.hear()
     assert isinstance(ready, EngineReady)
-    assert (ready.num_blocks, ready.block_size, ready.max_model_len) == (63, 4, 252)
+    assert (ready.num_blocks, ready.max_model_len) == (63, 252)
     line.transport.send(request_of(3))
     last = line.hear_until(lambda message: bool(message.finished))
     assert (last.finished[0].handle, last.finished[0].reason) == (3, "length")

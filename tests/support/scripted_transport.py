@@ -81,7 +81,7 @@ class ScriptedTransport(EngineTransport):
 
     def be_ready(self, max_model_len: int = 256) -> None:
         """The engine has loaded."""
-        self.say(EngineReady(63, 4, max_model_len, {}, "none", {}))
+        self.say(EngineReady(63, max_model_len, {}))
 
     @property
     def requests(self) -> list[EngineCoreRequest]:

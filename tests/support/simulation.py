@@ -34,7 +34,7 @@ def make_config(
 ) -> EngineConfig:
     """A configuration for a model that does not exist."""
     model = ModelConfig(
-        path="", architecture="Simulated", model_type="", vocab_size=vocab_size, hidden_size=1, intermediate_size=1,
+        path="", architecture="Simulated", vocab_size=vocab_size, hidden_size=1, intermediate_size=1,
         num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1, rms_norm_eps=1e-6, hidden_act="silu",
         tie_word_embeddings=True, attention_bias=False, attention_out_bias=False, mlp_bias=False,
         max_position=max_model_len, rope=RopeConfig(), max_model_len=max_model_len,

@@ -58,7 +58,6 @@ def make_config(vocab_size: int, context: int = 256, default_sampling: dict[str,
     model = ModelConfig(
         path=str(Path("/models/stub")),
         architecture="LlamaForCausalLM",
-        model_type="llama",
         vocab_size=vocab_size,
         hidden_size=8,
         intermediate_size=8,

@@ -10,7 +10,7 @@ from paged_attention import paged_attention
 from paged_model import Sequence, build_layout, engine_config
 
 from octavo.core.errors import ConfigurationError
-from octavo.worker.attention.backend import AttentionPlan
+from octavo.worker.attention.backend import AttentionPlan, CacheShape
 from octavo.worker.attention.padded_groups import group_rows
 from octavo.worker.attention.selection import select_backend
 from octavo.worker.attention.torch_backend import TorchAttentionBackend
@@ -25,7 +25,7 @@ def make_backend(
     dtype: torch.dtype = torch.float32,
     num_blocks: int = 400,
 ) -> TorchAttentionBackend:
-    backend = TorchAttentionBackend(*heads[1:], block_size, windows, dtype, CPU)
+    backend = TorchAttentionBackend(CacheShape(windows, *heads, block_size, dtype, CPU))
     backend.allocate(num_blocks)
     return backend
 
@@ -36,7 +36,7 @@ def attend_and_compare(
     """Attend ``rows`` of (computed before, new tokens) and compare each layer with the reference."""
     num_heads, num_kv_heads, head_dim = heads
     generator = torch.Generator().manual_seed(seed)
-    caches = [backend.cache(layer) for layer in range(len(backend.windows))]
+    caches = [backend.cache(layer) for layer in range(len(backend.shape.windows))]
     free = (torch.randperm(caches[0][0].shape[0] - 1, generator=generator) + 1).tolist()
     parts: list[tuple[Sequence, int]] = []
     for before, new in sorted(rows, key=lambda row: row[1]):
@@ -54,7 +54,7 @@ def attend_and_compare(
     value = torch.randn(total, num_kv_heads, head_dim, generator=generator).to(dtype)
     with torch.inference_mode():
         plan = backend.plan(layout)
-        for layer, window in enumerate(backend.windows):
+        for layer, window in enumerate(backend.shape.windows):
             out = backend.attend(layer, query, key, value, plan)
             expected = paged_attention(
                 query,

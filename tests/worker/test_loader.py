@@ -277,8 +277,9 @@ def test_small_weights_are_kept_for_one_row_as_far_as_their_memory_goes(monkeypa
 def test_a_tied_table_counts_once_beside_its_packed_copy(tmp_path: Path, vocab: int) -> None:
     folder = make_checkpoint(tmp_path, vocab_size=vocab, tie_word_embeddings=True)
     model = load_model(engine_config(folder, dtype="bfloat16"), CPU)
-    operators = [part for layer in model.layers for part in (layer.attention._qkv, layer.attention._out)]
-    operators += [part for layer in model.layers for part in (layer.mlp._gate_up, layer.mlp._down)]
+    linears = [part for layer in model.layers for part in (layer.attention.qkv, layer.attention.out)]
+    linears += [part for layer in model.layers for part in (layer.mlp.gate_up, layer.mlp.down)]
     norms = sum(layer.attention_norm.weight.nbytes + layer.mlp_norm.weight.nbytes for layer in model.layers)
-    rest = norms + model.norm.weight.nbytes + model.rotary.num_bytes + sum(part.num_bytes for part in operators)
+    products = sum(layer.operator.num_bytes for layer in linears)
+    rest = norms + model.norm.weight.nbytes + model.rotary.num_bytes + products
     assert model.weight_bytes - rest == 2 * model.embedding.weight.nbytes

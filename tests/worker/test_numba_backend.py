@@ -9,6 +9,7 @@ from checkpoints import make_checkpoint
 from paged_model import CPU, engine_config
 
 from octavo.core.errors import ConfigurationError
+from octavo.worker.attention.backend import CacheShape
 from octavo.worker.attention.numba_backend import NumbaAttentionBackend
 from octavo.worker.attention.selection import select_backend
 from octavo.worker.attention.torch_backend import TorchAttentionBackend
@@ -26,8 +27,8 @@ def test_a_prompt_in_chunks_beside_decodes(
 ) -> None:
     config = engine_config(make_checkpoint(tmp_path, head_dim=heads[2], max_position_embeddings=64)).model
     rotary = RotaryEmbedding(config, torch.float32, CPU)
-    reference = TorchAttentionBackend(*heads[1:], block_size, windows, torch.float32, CPU)
-    backend = NumbaAttentionBackend(*heads[1:], block_size, windows, torch.float32, CPU)
+    shape = CacheShape(windows, *heads, block_size, torch.float32, CPU)
+    reference, backend = TorchAttentionBackend(shape), NumbaAttentionBackend(shape)
     norm = HeadNorm(*heads, 1e-5, torch.float32, CPU)
     norm.weight.uniform_(0.5, 1.5)
     compare_backends(reference, backend, rotary, heads, block_size, len(windows), norm if normalize else None)

@@ -20,7 +20,7 @@ from checkpoints import make_checkpoint
 from paged_model import CPU, Sequence, build_layout, engine_config
 
 from octavo.kernels.triton.device import INTERPRETED
-from octavo.worker.attention.fused_backend import CacheShape
+from octavo.worker.attention.backend import CacheShape
 from octavo.worker.attention.triton_backend import TritonAttentionBackend
 from octavo.worker.graph_pool import GraphPool
 from octavo.worker.input_batch import StepInputs

@@ -16,7 +16,7 @@ from checkpoints import make_checkpoint
 from paged_model import CPU, engine_config
 
 from octavo.kernels.triton.device import INTERPRETED
-from octavo.worker.attention.fused_backend import CacheShape
+from octavo.worker.attention.backend import CacheShape
 from octavo.worker.attention.torch_backend import TorchAttentionBackend
 from octavo.worker.attention.triton_backend import TritonAttentionBackend
 from octavo.worker.layers.norm import HeadNorm
@@ -35,8 +35,8 @@ HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 16, 16
 def test_a_prompt_in_chunks_beside_decodes(windows: tuple[int | None, ...], normalize: bool, tmp_path: Path) -> None:
     config = engine_config(make_checkpoint(tmp_path, head_dim=DIM, max_position_embeddings=64)).model
     rotary = RotaryEmbedding(config, torch.float32, CPU)
-    reference = TorchAttentionBackend(KV_HEADS, DIM, BLOCK, windows, torch.float32, CPU)
-    backend = TritonAttentionBackend(CacheShape(windows, HEADS, KV_HEADS, DIM, BLOCK, torch.float32, CPU), 8)
+    shape = CacheShape(windows, HEADS, KV_HEADS, DIM, BLOCK, torch.float32, CPU)
+    reference, backend = TorchAttentionBackend(shape), TritonAttentionBackend(shape, 8)
     norm = HeadNorm(HEADS, KV_HEADS, DIM, 1e-5, torch.float32, CPU)
     norm.weight.uniform_(0.5, 1.5)
     compare_backends(

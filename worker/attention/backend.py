@@ -1,6 +1,7 @@
 """The interface between models and attention over the paged KV cache."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
@@ -10,6 +11,20 @@ from ..layers.rotary import RotaryEmbedding
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """What a backend rotates a step's heads by: its own choice of tensors, the same for all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The paged cache of all layers, and the heads that attend over it, of one rank."""
+
+    windows: tuple[int | None, ...]
+    """For each layer, how many of the last tokens it sees; None: all."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class AttentionPlan:
@@ -27,10 +42,15 @@ class AttentionBackend(ABC):
 
     name: str
 
+    def __init__(self, shape: CacheShape) -> None:
+        self.shape = shape
+        self._scale = shape.head_dim**-0.5
+        self._row_elements = shape.block_size * shape.num_kv_heads * shape.head_dim
+
     @property
-    @abstractmethod
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers, keys and values together."""
+        return 2 * len(self.shape.windows) * self._row_elements * self.shape.dtype.itemsize
 
     @abstractmethod
     def allocate(self, num_blocks: int) -> None:

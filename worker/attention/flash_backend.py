@@ -9,7 +9,8 @@ import importlib.util
 
 import torch
 
-from .fused_backend import FEW_CHUNKS, CacheShape, ChunkRows, WrittenLayer
+from .backend import CacheShape
+from .fused_backend import FEW_CHUNKS, ChunkRows, WrittenLayer
 from .triton_backend import TritonAttentionBackend
 
 BLOCK_MULTIPLE = 128

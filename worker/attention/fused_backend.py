@@ -10,25 +10,11 @@ from ...kernels.triton.rope_and_cache import rope_and_cache
 from ..batch_layout import BatchLayout
 from ..layers.norm import HeadNorm
 from ..layers.rotary import RotaryEmbedding
-from .backend import AttentionBackend, AttentionPlan, Rotation
+from .backend import AttentionBackend, AttentionPlan, CacheShape, Rotation
 
 FEW_CHUNKS = 8
-"""A step has no more as a rule. Up to so many, attention may cut their keys to fill the device; adding up the parts is
-then paid for every chunk that there is room for, be it empty or not."""
-
-
-@dataclass(slots=True)
-class CacheShape:
-    """The paged cache of all layers, and the heads that attend over it."""
-
-    windows: tuple[int | None, ...]
-    """For each layer, how many of the last tokens it sees; None: all."""
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: torch.dtype
-    device: torch.device
+"""Steps seldom have more. Up to so many, attention may cut their keys to fill the device; adding the parts up costs
+time for every chunk that there is room for, an empty one too."""
 
 
 @dataclass(slots=True)
@@ -85,27 +71,18 @@ class FusedAttentionBackend(AttentionBackend):
     """Head norms, rotation and the cache write are one launch; a subclass attends over what is written."""
 
     def __init__(self, shape: CacheShape) -> None:
-        self.shape = shape
-        self._scale = shape.head_dim**-0.5
+        super().__init__(shape)
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    @property
-    def bytes_per_block(self) -> int:
-        shape = self.shape
-        row = shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-        return 2 * len(shape.windows) * shape.block_size * row
 
     def allocate(self, num_blocks: int) -> None:
         shape = self.shape
         self._caches = []  # what was there goes first
         size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self._caches = [
-            (
-                torch.zeros(size, dtype=shape.dtype, device=shape.device),
-                torch.zeros(size, dtype=shape.dtype, device=shape.device),
-            )
-            for _ in shape.windows
-        ]
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+
+        self._caches = [(zeros(), zeros()) for _ in shape.windows]
 
     def plan(self, layout: BatchLayout) -> FusedPlan:
         first = layout.num_decodes

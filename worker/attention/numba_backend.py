@@ -32,7 +32,7 @@ class NumbaAttentionBackend(TorchAttentionBackend):
     _softmax = staticmethod(causal_softmax)
 
     def allocate(self, num_blocks: int) -> None:
-        compile_kernels(self._dtype)
+        compile_kernels(self.shape.dtype)
         super().allocate(num_blocks)
         self._scores = Scratch()
 
@@ -58,7 +58,7 @@ class NumbaAttentionBackend(TorchAttentionBackend):
         plan: AttentionPlan,
     ) -> torch.Tensor:
         assert isinstance(plan, NumbaAttentionPlan)
-        cache, window = self._layers[layer], self.windows[layer]
+        cache, window = self._layers[layer], self.shape.windows[layer]
         table, positions = rotation
         num_heads = heads.shape[1] - 2 * num_kv_heads
         weight, eps = (norm.weight, norm.eps) if norm is not None else (None, 0.0)

@@ -10,7 +10,7 @@ from ...kernels.numba import LANES
 from ...kernels.numba import obstacle as numba_obstacle
 from ..layers.dtypes import torch_dtype
 from ..layers.weights import Shard
-from .backend import AttentionBackend
+from .backend import AttentionBackend, CacheShape
 from .torch_backend import TorchAttentionBackend
 from .windows import layer_windows
 
@@ -32,16 +32,13 @@ def select_backend(
     logger.info("attention backend: %s (%s)", name, reason)
     model = config.model
     heads = shard.cut(model.num_heads)[1], shard.cut(model.num_kv_heads)[1], model.head_dim
-    windows, block_size, dtype = layer_windows(model), config.cache.block_size, torch_dtype(model.dtype)
+    shape = CacheShape(layer_windows(model), *heads, config.cache.block_size, torch_dtype(model.dtype), device)
     if name == "torch":
-        return TorchAttentionBackend(*heads[1:], block_size, windows, dtype, device)
+        return TorchAttentionBackend(shape)
     if name == "numba":
         from .numba_backend import NumbaAttentionBackend
 
-        return NumbaAttentionBackend(*heads[1:], block_size, windows, dtype, device)
-    from .fused_backend import CacheShape
-
-    shape = CacheShape(windows, *heads, block_size, dtype, device)
+        return NumbaAttentionBackend(shape)
     if name == "triton":
         from .triton_backend import TritonAttentionBackend
 

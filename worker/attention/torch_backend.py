@@ -12,7 +12,7 @@ from ...kernels.rotary import apply_rotary
 from ..batch_layout import BatchLayout
 from ..layers.norm import HeadNorm
 from ..layers.rotary import RotaryEmbedding
-from .backend import AttentionBackend, AttentionPlan, Rotation
+from .backend import AttentionBackend, AttentionPlan, CacheShape, Rotation
 from .padded_groups import PaddedGroup, pad_sequences
 
 _PROMPT_OVERHEAD_TOKENS = 128
@@ -74,37 +74,18 @@ class TorchAttentionBackend(AttentionBackend):
     name = "torch"
     _softmax = staticmethod(causal_softmax)
 
-    def __init__(
-        self,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        windows: tuple[int | None, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """One window (or None) per layer; ``num_kv_heads`` are those of this rank."""
-        self._num_kv_heads = num_kv_heads
-        self._head_dim = head_dim
-        self._block_size = block_size
-        self.windows = windows
-        self._dtype = dtype
-        self._device = device
-        self._scale = head_dim**-0.5
-        self._row_elements = block_size * num_kv_heads * head_dim
+    def __init__(self, shape: CacheShape) -> None:
+        super().__init__(shape)
         self._layers: list[LayerCache] = []
         # Where blocks are gathered to: one pair for all layers and steps, since allocating it anew each time would
         # make the kernel fault in its pages again.
-        empty = torch.empty(0, dtype=dtype, device=device)
+        empty = torch.empty(0, dtype=shape.dtype, device=shape.device)
         self._scratch: tuple[torch.Tensor, ...] = (empty, empty)
 
-    @property
-    def bytes_per_block(self) -> int:
-        return 2 * len(self.windows) * self._row_elements * self._dtype.itemsize
-
     def allocate(self, num_blocks: int) -> None:
-        shape = (num_blocks, self._block_size, self._num_kv_heads, self._head_dim)
-        self._layers = [LayerCache(shape, self._dtype, self._device) for _ in self.windows]
+        shape = self.shape
+        size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self._layers = [LayerCache(size, shape.dtype, shape.device) for _ in shape.windows]
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The key and value cache of a layer, each [num_blocks, block_size, KH, D]."""
@@ -158,7 +139,7 @@ class TorchAttentionBackend(AttentionBackend):
         out: torch.Tensor,
     ) -> None:
         """Attention of the rows of a plan, whose keys and values are written; their part of ``out`` is filled."""
-        cache, window = self._layers[layer], self.windows[layer]
+        cache, window = self._layers[layer], self.shape.windows[layer]
         for prompts in plan.prompts:
             parts = [prompts.gather(tensor) for tensor in (query, key, value)]
             result = torch.empty_like(parts[0])
@@ -178,23 +159,24 @@ class TorchAttentionBackend(AttentionBackend):
         begin = (lengths == layout.seq_lens)[rows.start :]
         begun = rows.start + np.flatnonzero(begin)
         starts = layout.query_start_loc[begun]
-        prompts = pad_sequences(starts, lengths[begun], _PROMPT_OVERHEAD_TOKENS, _PROMPT_LIMIT_TOKENS, self._device)
+        limits = (_PROMPT_OVERHEAD_TOKENS, _PROMPT_LIMIT_TOKENS)
+        prompts = pad_sequences(starts, lengths[begun], *limits, self.shape.device)
         return prompts, [self._plan_row(layout, rows.start + int(row)) for row in np.flatnonzero(~begin)]
 
     def _plan_row(self, layout: BatchLayout, row: int) -> GatheredRow:
         start, stop = int(layout.query_start_loc[row]), int(layout.query_start_loc[row + 1])
-        length = int(layout.seq_lens[row])
-        blocks = layout.block_table[row, : -(-length // self._block_size)]
+        length, shape = int(layout.seq_lens[row]), self.shape
+        blocks = layout.block_table[row, : -(-length // shape.block_size)]
         count = blocks.shape[0]
         needed = count * self._row_elements
         if needed > self._scratch[0].shape[0]:
             # A quarter more: contexts grow by a block every few steps. Plans made before keep the memory they have.
             self._scratch = tuple(
-                torch.empty(needed + needed // 4, dtype=self._dtype, device=self._device) for _ in range(2)
+                torch.empty(needed + needed // 4, dtype=shape.dtype, device=shape.device) for _ in range(2)
             )
         key_out, value_out = (flat[:needed].view(count, -1) for flat in self._scratch)
-        shape = (1, count * self._block_size, self._num_kv_heads, self._head_dim)
-        keys, values = (out.view(shape)[:, :length] for out in (key_out, value_out))
+        size = (1, count * shape.block_size, shape.num_kv_heads, shape.head_dim)
+        keys, values = (out.view(size)[:, :length] for out in (key_out, value_out))
         return GatheredRow(start, stop, blocks, key_out, value_out, keys, values)
 
 

@@ -2,7 +2,8 @@
 
 from ...kernels.triton.decode_attention import MAX_BATCH, allocate_scratch, decode_attention
 from ...kernels.triton.prompt_attention import prompt_attention
-from .fused_backend import CacheShape, ChunkRows, DecodeRows, FusedAttentionBackend, WrittenLayer
+from .backend import CacheShape
+from .fused_backend import ChunkRows, DecodeRows, FusedAttentionBackend, WrittenLayer
 
 
 class TritonAttentionBackend(FusedAttentionBackend):

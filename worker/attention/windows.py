@@ -1,6 +1,6 @@
 """Which layers see only a window of the sequence."""
 
-from ...core.errors import CheckpointError, UnsupportedModelError
+from ...core.errors import CheckpointError
 from ...core.model_config import ModelConfig
 
 _WINDOWED_ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -31,9 +31,6 @@ def _sliding_layers(config: ModelConfig) -> list[bool]:
     if kinds is None:
         first = int(config.hf.get("max_window_layers", _MAX_WINDOW_LAYERS))
         return [layer >= first for layer in range(config.num_layers)]
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise UnsupportedModelError(f"layer types {', '.join(unknown)} are not supported")
     if len(kinds) != config.num_layers:
         raise CheckpointError(f"config.json names {len(kinds)} layer types for {config.num_layers} layers")
     return [kind == "sliding_attention" for kind in kinds]

@@ -8,7 +8,7 @@ import torch
 from ...core.model_config import ModelConfig
 from ..attention.backend import AttentionBackend, AttentionPlan, Rotation
 from .linear import InputCutLinear, MergedLinear, OutputPart
-from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
+from .linear_method import LinearMethod
 from .norm import HeadNorm, RMSNorm
 from .weights import Shard, WeightSlot
 
@@ -26,7 +26,7 @@ class AttentionOptions:
 class Attention:
     """Grouped-query attention of one layer. q, k and v are one product; q and k rotate together."""
 
-    __slots__ = ("_head_dim", "_layer", "_norm", "_num_kv_heads", "_out", "_qkv", "out", "qkv")
+    __slots__ = ("_head_dim", "_layer", "_norm", "_num_kv_heads", "out", "qkv")
 
     def __init__(
         self,
@@ -54,8 +54,6 @@ class Attention:
         self._layer = layer
         self._head_dim = width
         self._num_kv_heads = local_kv_heads
-        self._qkv: LinearOperator = UnloadedLinear()
-        self._out: LinearOperator = UnloadedLinear()
 
     def __call__(
         self,
@@ -69,12 +67,12 @@ class Attention:
         """Attend over ``norm(residual + change)``. Returns what is to be added to the residual stream, and the stream
         with ``change`` (None in the first layer) in it; all [T, hidden]."""
         if change is None:
-            qkv = self._qkv(norm(residual))
+            qkv = self.qkv(norm(residual))
         else:
-            qkv, residual = self._qkv.normed(change, residual, norm)
+            qkv, residual = self.qkv.operator.normed(change, residual, norm)
         heads = qkv.view(qkv.shape[0], -1, self._head_dim)  # [T, H + 2 KH, D]
         mixed = attention.forward(self._layer, heads, self._num_kv_heads, self._norm, rotation, plan)
-        return self._out(mixed), residual
+        return self.out(mixed), residual
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The checkpoint tensors under ``prefix``, which ends with a dot."""
@@ -85,6 +83,4 @@ class Attention:
 
     def finish(self, method: LinearMethod) -> int:
         """Prepare the products. Returns the bytes they take."""
-        self._qkv = self.qkv.finish(method)
-        self._out = self.out.finish(method)
-        return self._qkv.num_bytes + self._out.num_bytes
+        return self.qkv.finish(method) + self.out.finish(method)

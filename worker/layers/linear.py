@@ -8,7 +8,7 @@ from math import sqrt
 import torch
 
 from ...core.errors import CheckpointError
-from .linear_method import LinearMethod, LinearOperator
+from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
 from .weights import Shard, WeightSlot
 
 
@@ -22,9 +22,9 @@ class OutputPart:
 
 
 class Linear(ABC):
-    """``y = x W^T + b``. Holds plain weights while loading, and hands out the operator that multiplies by them."""
+    """``y = x W^T + b``. Holds plain weights while loading, then the operator that multiplies by them."""
 
-    __slots__ = ("bias", "in_features", "out_features", "weight")
+    __slots__ = ("bias", "in_features", "operator", "out_features", "weight")
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device
@@ -33,12 +33,18 @@ class Linear(ABC):
         self.out_features = out_features
         self.weight: torch.Tensor | None = torch.empty(out_features, in_features, dtype=dtype, device=device)
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self.operator: LinearOperator = UnloadedLinear()
 
-    def finish(self, method: LinearMethod) -> LinearOperator:
-        """Turn the loaded weights into an operator, and let go of them. Returns the operator."""
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product of x [T, in_features]: [T, out_features]."""
+        return self.operator(x)
+
+    def finish(self, method: LinearMethod) -> int:
+        """Turn the loaded weights into an operator, and let go of them. Returns the bytes that it takes."""
         weight = self._plain_weight()
         self.weight = None
-        return method.prepare(weight, self.bias)
+        self.operator = method.prepare(weight, self.bias)
+        return self.operator.num_bytes
 
     @abstractmethod
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -6,7 +6,7 @@ import torch
 
 from ...core.model_config import ModelConfig
 from .linear import InputCutLinear, MergedLinear, OutputPart
-from .linear_method import LinearMethod, LinearOperator, UnloadedLinear
+from .linear_method import LinearMethod
 from .norm import RMSNorm
 from .operators import Operators
 from .weights import Shard, WeightSlot
@@ -15,7 +15,7 @@ from .weights import Shard, WeightSlot
 class GatedMLP:
     """``down(act(gate(x)) * up(x))``, gate and up as one product."""
 
-    __slots__ = ("_activate", "_down", "_gate_up", "down", "gate_up")
+    __slots__ = ("_activate", "down", "gate_up")
 
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, device: torch.device, operators: Operators, shard: Shard
@@ -25,15 +25,13 @@ class GatedMLP:
         self.gate_up = MergedLinear(hidden, parts, config.mlp_bias, dtype, device, shard)
         self.down = InputCutLinear("down_proj", inner, hidden, config.mlp_bias, dtype, device, shard)
         self._activate = operators.activation(config.hidden_act)
-        self._gate_up: LinearOperator = UnloadedLinear()
-        self._down: LinearOperator = UnloadedLinear()
 
     def __call__(
         self, change: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The MLP of ``norm(residual + change)``, and the residual stream with ``change`` in it; all [T, hidden]."""
-        gated, residual = self._gate_up.gated(change, residual, norm, self._activate)
-        return self._down(gated), residual
+        gated, residual = self.gate_up.operator.gated(change, residual, norm, self._activate)
+        return self.down(gated), residual
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The checkpoint tensors under ``prefix``, which ends with a dot."""
@@ -42,6 +40,4 @@ class GatedMLP:
 
     def finish(self, method: LinearMethod) -> int:
         """Prepare the products. Returns the bytes they take."""
-        self._gate_up = self.gate_up.finish(method)
-        self._down = self.down.finish(method)
-        return self._gate_up.num_bytes + self._down.num_bytes
+        return self.gate_up.finish(method) + self.down.finish(method)

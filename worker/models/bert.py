@@ -14,11 +14,10 @@ from ..attention.padded_groups import PaddedGroup
 from ..layers.dtypes import torch_dtype
 from ..layers.embedding import VocabEmbedding
 from ..layers.layer_norm import LayerNorm
-from ..layers.linear import InputCutLinear, Linear, MergedLinear, OutputPart
-from ..layers.linear_method import LinearMethod, LinearOperator, UnloadedLinear
-from ..layers.weights import Shard, WeightSlot
+from ..layers.linear import InputCutLinear, MergedLinear, OutputPart
+from ..layers.linear_method import LinearMethod
+from ..layers.weights import WeightSlot
 
-_WHOLE = Shard()
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
@@ -29,28 +28,6 @@ _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """What norms were called in the checkpoints of the first years."""
 
 
-class _Dense:
-    """A linear layer with a bias, of one checkpoint tensor or several."""
-
-    __slots__ = ("_layer", "_operator")
-
-    def __init__(self, layer: Linear) -> None:
-        self._layer = layer
-        self._operator: LinearOperator = UnloadedLinear()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._operator(x)
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """The checkpoint tensors under ``prefix``."""
-        return self._layer.slots(prefix)
-
-    def finish(self, method: LinearMethod) -> int:
-        """Prepare the product. Returns its bytes."""
-        self._operator = self._layer.finish(method)
-        return self._operator.num_bytes
-
-
 class BertLayer:
     """Attention, then the MLP, each added to what it was given and normalized."""
 
@@ -58,11 +35,11 @@ class BertLayer:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, _epsilon(config)
         parts = [OutputPart(f"self.{name}", config.num_heads, config.head_dim) for name in ("query", "key", "value")]
         self._heads = (3, config.num_heads, config.head_dim)
-        self.qkv = _Dense(MergedLinear(hidden, parts, True, dtype, device))
-        self.out = _Dense(InputCutLinear("output.dense", hidden, hidden, True, dtype, device))
+        self.qkv = MergedLinear(hidden, parts, True, dtype, device)
+        self.out = InputCutLinear("output.dense", hidden, hidden, True, dtype, device)
         self.attention_norm = LayerNorm(hidden, eps, dtype, device)
-        self.up = _Dense(MergedLinear(hidden, [OutputPart("intermediate.dense", inner)], True, dtype, device))
-        self.down = _Dense(InputCutLinear("output.dense", inner, hidden, True, dtype, device))
+        self.up = MergedLinear(hidden, [OutputPart("intermediate.dense", inner)], True, dtype, device)
+        self.down = InputCutLinear("output.dense", inner, hidden, True, dtype, device)
         self.norm = LayerNorm(hidden, eps, dtype, device)
         name = config.hf.get("hidden_act", "gelu")
         if name not in _ACTIVATIONS:
@@ -170,8 +147,8 @@ class BertCrossEncoder(BertModel):
         dtype = torch_dtype(config.dtype)
         self._activate = _score_activation(config.hf)
         hidden, (before, after) = config.hidden_size, self.head_layers
-        self.dense = _Dense(InputCutLinear(before, hidden, hidden, True, dtype, device))
-        self.classifier = _Dense(InputCutLinear(after, hidden, 1, True, dtype, device))
+        self.dense = InputCutLinear(before, hidden, hidden, True, dtype, device)
+        self.classifier = InputCutLinear(after, hidden, 1, True, dtype, device)
 
     def head(self, pooled: torch.Tensor) -> torch.Tensor:
         """Scores float32 [R, 1] of the first tokens' states."""
