@@ -227,10 +227,12 @@ class Scheduler:
         return True
 
     def _choose_victim(self) -> Request:
-        """Of the running requests with the lowest priority, the one that loses least computed work."""
+        """Of the running requests, or those with the lowest priority, the one that loses least computed work."""
         slots = np.concatenate((self.decoding, [request.slot for request in self.prefilling])).astype(np.int64)
-        priority = self.slots.priority[slots]
-        candidates = slots[priority == priority.max()][::-1]  # of equals, the one admitted last
+        if self.config.policy == "priority":
+            priority = self.slots.priority[slots]
+            slots = slots[priority == priority.max()]
+        candidates = slots[::-1]  # of equals, the one admitted last
         return self.slots.request_at(candidates[self.slots.num_computed[candidates].argmin()])
 
     def _preempt(self, request: Request, plan: _Plan, reason: str) -> None:

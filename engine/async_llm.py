@@ -152,8 +152,7 @@ class AsyncLLM:
         """
         if not isinstance(prompt, PreparedRequest):
             prompt = await self.prepare(prompt, sampling_params or SamplingParams(), cache_salt=cache_salt)
-        else:
-            await self.wait_ready()
+        await self.wait_ready()  # preparing may have taken long, and the engine may have ended meanwhile
         news = _News()
         state = self._start(request_id or f"request-{next(self._numbers)}", prompt, news)
         try:

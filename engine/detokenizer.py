@@ -1,18 +1,23 @@
 """Token ids to text, piece by piece: what is returned never has to be taken back.
 
-Joined, the pieces equal the tokenizer's decoding of all ids at once. Characters whose bytes are not all there yet, and
-text that may be the beginning of a stop string, are held back until the next tokens, or ``finish``, decide.
+Joined, the pieces equal what the tokenizer's decoding of all ids has behind that of the prompt's. (Where it would make
+one run of bytes all U+FFFD for a wrong one at the end, the right ones before are characters here: they were shown.)
+Characters whose bytes are not all there yet, and text that may be the beginning of a stop string, are held back until
+the next tokens, or ``finish``, decide.
 """
 
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from tokenizers import Tokenizer as Backend
 
 from .stop_strings import StopScanner
 
 _REPLACEMENT = "\ufffd"
+_CONTEXT = 8
+"""Tokens before the next one that can have a say in its text; one with text of its own is enough."""
 _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -84,25 +89,34 @@ class ByteLevelDecoder(TextDecoder):
 class WindowDecoder(TextDecoder):
     """For every other tokenizer: decode a window of the last tokens, and show by how much its text grew.
 
-    The window begins with tokens already shown (the context), because a token's text can depend on the one before it.
-    Ids are held back while a run of ``byte_tokens`` lasts, which tokenizers decode as a whole, and, if any token can
-    hold a part of a character (``partial_characters``), while the text ends in an incomplete one.
+    The window begins with tokens that came before (the context), because a token's text can depend on its neighbour:
+    the first of a text has no space before it, and the first of a completion is not the first of the text. Ids are held
+    back while they end in a part of a character: in byte tokens, or, if any other token can hold one
+    (``partial_characters``), in text that does.
     """
 
     def __init__(
-        self, backend: Backend, hidden: frozenset[int], byte_tokens: frozenset[int], partial_characters: bool
+        self,
+        backend: Backend,
+        hidden: frozenset[int],
+        byte_tokens: dict[int, int],
+        partial_characters: bool,
+        context: Sequence[int] = (),
     ) -> None:
+        """``byte_tokens``: each one's byte; ``context``: the tokens before the first one to be decoded."""
         self._backend = backend
         self._hidden = hidden
         self._byte_tokens = byte_tokens
         self._partial_characters = partial_characters
-        self._context: list[int] = []
-        self._context_text = ""
+        self._context = [i for i in context[-_CONTEXT:] if i not in hidden]
+        self._context_text = self._decode(self._context)
+        if self._context_text.endswith(_REPLACEMENT):
+            self._context, self._context_text = [], ""  # the rest of that character would change its text
         self._pending: list[int] = []
 
     def step(self, token_ids: Sequence[int]) -> str:
         self._pending += [i for i in token_ids if i not in self._hidden]
-        if not self._pending or self._pending[-1] in self._byte_tokens:
+        if not self._pending or self._in_bytes_of_a_character():
             return ""
         grown = self._decode(self._context + self._pending)
         if self._partial_characters and grown.endswith(_REPLACEMENT):
@@ -112,14 +126,19 @@ class WindowDecoder(TextDecoder):
     def flush(self) -> str:
         return self._show(self._decode(self._context + self._pending)) if self._pending else ""
 
+    def _in_bytes_of_a_character(self) -> bool:
+        run = takewhile(self._byte_tokens.__contains__, reversed(self._pending))
+        utf8 = _new_utf8_decoder("replace")
+        utf8.decode(bytes(self._byte_tokens[i] for i in run)[::-1])
+        return utf8.getstate()[0] != b""
+
     def _show(self, grown: str) -> str:
         new = grown[len(self._context_text) :]
-        alone = self._decode(self._pending)
-        if alone:
-            self._context, self._context_text = self._pending, alone
-        else:
-            # Without text of its own it would make the next token look like the first of all.
-            self._context, self._context_text = self._context + self._pending, grown
+        known = self._context + self._pending
+        for context in (self._pending, known[-_CONTEXT:], known):
+            self._context, self._context_text = context, self._decode(context)
+            if self._context_text:  # without any, the next token would look like the first of all
+                break
         self._pending = []
         return new
 

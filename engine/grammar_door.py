@@ -57,7 +57,7 @@ class GrammarDoor:
         digest = hashlib.sha256(f"{spec.kind} {spec.text}".encode("utf-8", "surrogatepass")).digest()
         verdict = self._verdicts.get(digest)
         if verdict is None:
-            verdict = self._judge(spec)
+            verdict = self._judge(spec, wanted)
             with self._lock:
                 self._verdicts[digest] = verdict
                 if len(self._verdicts) > _VERDICTS:
@@ -66,11 +66,13 @@ class GrammarDoor:
             raise RequestError(f"{wanted.given[0]}: {verdict}", PARAM)
         return spec
 
-    def _judge(self, spec: GrammarSpec) -> str:
+    def _judge(self, spec: GrammarSpec, wanted: StructuredOutputs) -> str:
+        self._ready_compiler()  # its own time does not count
         try:
             return self._threads.submit(self._compile, spec).result(COMPILE_SECONDS)
-        except TimeoutError:
-            return f"compiling it takes longer than {COMPILE_SECONDS:g} s; make it smaller"
+        except TimeoutError as error:  # no verdict to be kept: perhaps only the machine was busy
+            reason = f"compiling it takes longer than {COMPILE_SECONDS:g} s; make it smaller"
+            raise RequestError(f"{wanted.given[0]}: {reason}", PARAM) from error
 
     def _compile(self, spec: GrammarSpec) -> str:
         try:

@@ -148,7 +148,7 @@ class OutputProcessor:
             self._next_handle = (self._next_handle + 1) % 2**31
             detokenizer = None
             if self._tokenizer is not None and prepared.params.detokenize:
-                detokenizer = self._tokenizer.detokenizer(prepared.params)
+                detokenizer = self._tokenizer.detokenizer(prepared.params, prepared.prompt_token_ids)
             completion = CompletionState(state, index, self._next_handle, detokenizer)
             state.completions.append(completion)
             self._completions[completion.handle] = completion

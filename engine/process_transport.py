@@ -85,8 +85,9 @@ class ProcessTransport(EngineTransport):
             self._own.send(message)
 
     def _on_exit(self, code: int) -> None:
-        if self._own is not None and self._process is not None and not self._closed:
-            cause = f"the engine process (pid {self._process.pid}) ended with {describe_exit(code)}"
+        # It may be called before ``start`` has the process at hand: the pid is not known then, the end is told anyway.
+        if self._own is not None and not self._closed:
+            cause = f"the engine process (pid {self.pid}) ended with {describe_exit(code)}"
             self._own.engine_ended(EngineGone(cause), _LAST_WORDS_MS if code > 0 else _REMAINS_MS)
 
     def close(self) -> None:

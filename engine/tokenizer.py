@@ -185,18 +185,18 @@ class Tokenizer:
                     sequences.append(ids)
         return sequences
 
-    def detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
-        """A fresh detokenizer for one completion with these parameters."""
+    def detokenizer(self, params: SamplingParams, prompt: Sequence[int] = ()) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one completion of ``prompt`` with these parameters."""
         scanner = StopScanner(params.stop, params.include_stop_str_in_output) if params.stop else None
-        decoder = self._text_decoder(params)
+        decoder = self._text_decoder(params, prompt)
         return IncrementalDetokenizer(decoder, scanner, params.min_tokens, params.include_stop_str_in_output)
 
-    def _text_decoder(self, params: SamplingParams) -> TextDecoder:
+    def _text_decoder(self, params: SamplingParams, prompt: Sequence[int]) -> TextDecoder:
         if self._byte_level:
             # Spaces between special tokens are no matter here: this decoder never adds any.
             return ByteLevelDecoder(self._hidden_pieces if params.skip_special_tokens else self._all_pieces)
         hidden = self.special_ids if params.skip_special_tokens else frozenset()
-        decoder = WindowDecoder(self._backend, hidden, frozenset(self._byte_tokens), self._partial_characters)
+        decoder = WindowDecoder(self._backend, hidden, self._byte_tokens, self._partial_characters, prompt)
         if params.skip_special_tokens or params.spaces_between_special_tokens:
             return decoder
         return UnspacedDecoder(decoder, {i: self.token_text(i) for i in self.special_ids})

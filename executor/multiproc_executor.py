@@ -73,6 +73,8 @@ class _Rank:
             code = self.process.wait(_REAP_SECONDS)
             status = describe_exit(code) if code is not None else "it closed its ring"
             self._fail(f"worker {self.rank} (pid {self.process.pid}) is gone: {status}")
+        finally:
+            self.replies.close()
 
     def _fail(self, message: str) -> None:
         with self.lock:

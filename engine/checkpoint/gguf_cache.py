@@ -9,7 +9,7 @@ from ...core.errors import CheckpointError
 from .cache import build_once, cache_folder
 from .progress import Progress
 
-_CONVERSION = 1
+_CONVERSION = 2
 """Raised when the converter writes something else for the same file."""
 _MARK = "octavo.json"
 _SAMPLE_BYTES = 1 << 20

@@ -29,6 +29,10 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise CheckpointError(f"{file.path} holds no vocabulary (tokenizer.ggml.tokens)")
+    try:
+        "".join(tokens).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{file.path}: the vocabulary (tokenizer.ggml.tokens) is not UTF-8: {error}") from error
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level_bpe(file, tokens)
@@ -41,7 +45,9 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         )
     tokenizer.add_tokens(_added_tokens(tokens, _token_types(file, tokens)))
     names = {role: _named_token(file, tokens, role) for role in ("bos", "eos", "unknown", "padding")}
-    if metadata.get("tokenizer.ggml.add_bos_token", kind == "llama") and names["bos"] is not None:
+    # Where a file does not say: those tokenizers begin texts with it, and most files of Llama 3 do not.
+    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
+    if metadata.get("tokenizer.ggml.add_bos_token", begins) and names["bos"] is not None:
         begin = (names["bos"], int(metadata["tokenizer.ggml.bos_token_id"]))
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin[0]} $A", pair=f"{begin[0]} $A {begin[0]}:1 $B:1", special_tokens=[begin]

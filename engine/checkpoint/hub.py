@@ -23,7 +23,7 @@ def hub_snapshot(name: str, files: tuple[str, ...], progress: Progress) -> Path:
             f"{name} is neither a local folder nor a model on the Hugging Face hub that you may read; check the "
             "spelling, or log in with `hf auth login` if it is a private or gated one"
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
+    except Exception as error:  # of its HTTP client, of a proxy's page that is no JSON, ...: whatever is in the way
         raise CheckpointError(
             f"{name} is no local folder, and the Hugging Face hub cannot be reached to download it "
             f"({type(error).__name__}); check the network, or name a local folder or .gguf file"

@@ -1,6 +1,7 @@
 """``AsyncLLM`` on a stub: what the client does, message by message."""
 
 import asyncio
+import time
 from contextlib import aclosing
 from typing import Any
 
@@ -14,6 +15,7 @@ from octavo import AsyncLLM, SamplingParams
 from octavo.core.config import EngineConfig
 from octavo.core.engine_output import EngineCoreOutputs, EngineGone, Finished, UtilityResult
 from octavo.core.errors import EngineDeadError, EngineError, RequestError, RequestFailedError
+from octavo.engine.input_processor import PreparedRequest
 from octavo.engine.transport import EngineLost
 
 
@@ -41,6 +43,28 @@ def test_a_request_made_while_the_engine_loads_waits_for_it(stub: ScriptedTransp
         assert engine.status == "ready"
         stub.say(outputs([(1, 5)], finished=[Finished(1, "length")]))
         assert (await task).outputs[0].token_ids == [5]
+
+    run(main())
+
+
+def test_an_engine_that_ends_while_a_prompt_is_prepared_ends_its_request(
+    stub: ScriptedTransport, stub_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = AsyncLLM(stub_config, stub)
+    stub.be_ready()
+    prepare = engine._inputs.prepare
+
+    def prepare_late(*arguments: Any) -> PreparedRequest:
+        stub.say(EngineGone("it fell over"))
+        time.sleep(0.1)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(engine._inputs, "takes_long", lambda *_: True)
+    monkeypatch.setattr(engine._inputs, "prepare", prepare_late)
+
+    async def main() -> None:
+        with pytest.raises(EngineDeadError, match="fell over"):
+            await asyncio.wait_for(collect(engine, [5]), 20)
 
     run(main())
 

@@ -1,5 +1,6 @@
 """Names of models become folders: local, GGUF, hub, default; each built once."""
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -82,6 +83,17 @@ def test_a_hub_id_without_network_is_one_clear_error(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert "nobody/nothing" in done.stdout, done.stderr
     assert "cannot be reached" in done.stdout
+
+
+def test_whatever_is_in_the_way_of_the_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(*_: object, **__: object) -> None:
+        json.loads("<html>please log in</html>")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=r"cannot be reached.*JSONDecodeError"):
+        resolve_model("nobody/nothing")
 
 
 def test_a_gguf_file_is_converted_once_and_again_after_a_change(tmp_path: Path) -> None:

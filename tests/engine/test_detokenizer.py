@@ -10,7 +10,7 @@ from small_tokenizers import byte_fallback, metaspace, word_level
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.checkpoint import resolve_model
-from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.detokenizer import IncrementalDetokenizer, WindowDecoder
 from octavo.engine.stop_strings import StopScanner
 from octavo.engine.tokenizer import Tokenizer
 
@@ -41,15 +41,41 @@ def test_byte_level_deltas_join_to_the_whole_decoding(ids: list[int], cuts: rand
     assert "".join(deltas) == SMOLLM.decode(ids, skip_special_tokens=skip)
 
 
+def other_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Any ids, those of single bytes only where they make up characters."""
+    backend = tokenizer._backend
+    single = [i for i in range(tokenizer.vocab_size) if not (backend.id_to_token(i) or "").startswith("<0x")]
+    tokens = st.lists(st.sampled_from(single), max_size=4)
+    if len(single) == tokenizer.vocab_size:
+        return st.lists(tokens, max_size=8).map(lambda parts: [i for part in parts for i in part])
+    first = backend.token_to_id("<0x00>")
+    characters = st.text(max_size=4).map(lambda text: [first + byte for byte in text.encode("utf-8", "replace")])
+    return st.lists(tokens | characters, max_size=8).map(lambda parts: [i for part in parts for i in part])
+
+
 @pytest.mark.parametrize("name", OTHERS)
 @given(data=st.data(), cuts=st.randoms(use_true_random=False), skip=st.booleans())
 def test_deltas_of_other_tokenizers_join_to_the_whole_decoding(
     name: str, data: st.DataObject, cuts: random.Random, skip: bool
 ) -> None:
     tokenizer = OTHERS[name]
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
+    ids = data.draw(other_ids(tokenizer))
     deltas = stream(tokenizer.detokenizer(SamplingParams(skip_special_tokens=skip)), ids, cuts)
     assert "".join(deltas) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@given(data=st.data(), cuts=st.randoms(use_true_random=False), skip=st.booleans())
+def test_behind_a_prompt_they_join_to_what_the_whole_decoding_has_more(
+    name: str, data: st.DataObject, cuts: random.Random, skip: bool
+) -> None:
+    tokenizer = OTHERS[name]
+    prompt, ids = data.draw(other_ids(tokenizer)), data.draw(other_ids(tokenizer))
+    before = tokenizer.decode(prompt[-8:], skip_special_tokens=skip)
+    whole = tokenizer.decode(prompt[-8:] + ids, skip_special_tokens=skip)
+    if "\ufffd" not in before:
+        deltas = stream(tokenizer.detokenizer(SamplingParams(skip_special_tokens=skip), prompt), ids, cuts)
+        assert before + "".join(deltas) == whole
 
 
 @given(ids=smollm_ids, cuts=st.randoms(use_true_random=False))
@@ -196,13 +222,39 @@ def test_spaces_between_special_tokens_can_be_left_out(spaces: bool, text: str) 
     assert tokenizer.detokenizer(params).append(ids) == text
 
 
-def test_a_run_of_byte_tokens_is_held_until_it_ends() -> None:
+def test_bytes_of_a_character_are_held_until_it_is_whole_and_no_longer() -> None:
     tokenizer = OTHERS["byte fallback"]
-    ids = tokenizer.encode("he🧭")
+    ids = tokenizer.encode("he🧭\n")
     detokenizer = tokenizer.detokenizer(SamplingParams())
-    assert [detokenizer.append([i]) for i in ids] == ["he", "", "", "", ""]
-    assert detokenizer.append(tokenizer.encode("h")[1:]) == "🧭h"
-    assert detokenizer.finish() == ""
+    assert [detokenizer.append([i]) for i in ids] == ["he", "", "", "", "🧭", "\n"]
+    wrong = tokenizer._backend.token_to_id("<0xFF>")
+    assert detokenizer.append([wrong]) + detokenizer.finish() == "\ufffd"
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_of_a_byte_token_is_found_at_once(include: bool) -> None:
+    tokenizer = OTHERS["byte fallback"]
+    ids = tokenizer.encode("he\nhe")
+    detokenizer = tokenizer.detokenizer(SamplingParams(stop=["\n"], include_stop_str_in_output=include))
+    assert detokenizer.append(ids) == ("he\n" if include else "he")
+    assert (detokenizer.stop_string, detokenizer.tokens_used) == ("\n", 2)
+
+
+def test_a_completion_keeps_the_space_behind_its_prompt() -> None:
+    tokenizer = OTHERS["byte fallback"]
+    ids = [tokenizer._backend.token_to_id(word) for word in ("\u2581w", "o")]
+    assert tokenizer.detokenizer(SamplingParams(), tokenizer.encode("he")).append(ids) == " wo"
+    assert tokenizer.detokenizer(SamplingParams()).append(ids) == "wo"
+
+
+def test_tokens_without_text_of_their_own_keep_the_window_short() -> None:
+    tokenizer = OTHERS["byte fallback"]
+    space = tokenizer._backend.token_to_id("\u2581")
+    detokenizer = tokenizer.detokenizer(SamplingParams(), tokenizer.encode("he"))
+    assert "".join(detokenizer.append([space]) for _ in range(200)) == 200 * " "
+    decoder = detokenizer._decoder
+    assert isinstance(decoder, WindowDecoder)
+    assert len(decoder._context) < 20
 
 
 def test_ids_outside_the_vocabulary_add_nothing() -> None:

@@ -115,6 +115,20 @@ def test_add_bos_puts_the_begin_token_before_a_prompt(tmp_path: Path) -> None:
     assert tokenizer.encode("hel", add_special_tokens=False) == [tokens.index("hel")]
 
 
+@pytest.mark.parametrize(("pre", "begins"), [("llama-bpe", True), ("gpt-2", False)])
+def test_a_file_that_does_not_say_gets_what_its_tokenizer_begins_with(tmp_path: Path, pre: str, begins: bool) -> None:
+    tokens, _ = byte_level_vocabulary()
+    write_gguf(tmp_path / "m.gguf", add_bos=None, pre=pre)
+    tokenizer = Tokenizer.from_folder(converted(tmp_path / "m.gguf", tmp_path / "out"))
+    assert (tokenizer.encode("hel")[0] == tokens.index("<|start|>")) == begins
+
+
+def test_a_vocabulary_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", token=b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="not UTF-8"):
+        converted(tmp_path / "m.gguf", tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("pre", "pieces"),
     [

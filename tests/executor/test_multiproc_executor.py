@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
+from counting import until
 from simulation import make_config
 
 from octavo.core.config import ParallelConfig
@@ -102,6 +103,18 @@ def test_shutdown_leaves_no_process() -> None:
     pids = executor.call("pid")
     executor.shutdown()
     assert wait_until_gone(pids)
+
+
+def test_executors_one_after_the_other_leave_no_descriptor() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for _ in range(2):
+        executor = MultiprocExecutor(config_for("mp", 2))
+        executor.call("pid")
+        executor.shutdown()
+    until(lambda: descriptors() <= before, "all descriptors are closed")
 
 
 def test_ranks_end_with_the_process_that_started_them() -> None:

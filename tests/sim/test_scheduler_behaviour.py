@@ -123,6 +123,16 @@ def test_priority_decides_before_lost_work() -> None:
     assert [request.request_id for request in simulation.scheduler.waiting] == ["r0"]
 
 
+def test_without_the_policy_a_priority_decides_nothing() -> None:
+    simulation = Simulation(make_config(num_blocks=13, block_size=4, max_num_seqs=4, budget=64, overlap=False))
+    simulation.add(0, [1] * 16, max_tokens=30, priority=5)
+    simulation.step()
+    simulation.add(1, [2] * 12, max_tokens=30, priority=0)
+    while not simulation.scheduler.num_preemptions:
+        simulation.step()
+    assert [request.request_id for request in simulation.scheduler.waiting] == ["r1"]
+
+
 def test_running_requests_get_a_token_in_every_step_beside_a_long_prompt() -> None:
     simulation = Simulation(make_config(num_blocks=600, max_model_len=1024, budget=64, max_num_seqs=8, overlap=False))
     simulation.add(0, [1, 2, 3], max_tokens=200)

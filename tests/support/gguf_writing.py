@@ -93,10 +93,14 @@ def write_gguf(
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     pre: str = "gpt-2",
     tokenizer: str = "gpt2",
-    add_bos: bool = False,
+    add_bos: bool | None = False,
     rope_factors: np.ndarray | None = None,
+    token: bytes | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write a small model; return its weights in Hugging Face's names and layout, as the file holds them."""
+    """Write a small model; return its weights in Hugging Face's names and layout, as the file holds them.
+
+    ``token`` takes the place of the vocabulary's first one.
+    """
     tokens, merges = byte_level_vocabulary()
     scores: list[float] = []
     if tokenizer == "llama":
@@ -113,7 +117,7 @@ def write_gguf(
     writer.add_rope_freq_base(50000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model(tokenizer)
-    writer.add_token_list(tokens)
+    writer.add_token_list([*tokens] if token is None else [token, *tokens[1:]])
     if tokenizer == "llama":
         writer.add_token_scores(scores)
         writer.add_token_types([2] + [6] * 256 + [1] * (len(tokens) - 259) + [3, 3])
@@ -124,7 +128,8 @@ def write_gguf(
         writer.add_token_merges(merges)
     writer.add_bos_token_id(len(tokens) - 2)
     writer.add_eos_token_id(len(tokens) - 1)
-    writer.add_add_bos_token(add_bos)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
     writer.add_chat_template("{{ messages[0].content }}")
     held = {}
     for name, tensor in tensors.items():
