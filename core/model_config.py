@@ -199,14 +199,15 @@ def _compute_dtype(asked: str, weights: str, prefer_bfloat16: bool) -> str:
 
 
 def _context(rope: RopeConfig, max_position: int, asked: int | None) -> int:
-    limit = max_position
-    if rope.kind in ("linear", "dynamic", "yarn") and "original_max_position_embeddings" not in rope.parameters:
-        # The factor stretches the positions that the model was trained on; llama3 counts them already.
-        limit = int(max_position * float(rope.parameters.get("factor", 1.0)))
+    limit, trained = max_position, rope.parameters.get("original_max_position_embeddings")
+    # The factor stretches the positions that the model was trained on. llama3 counts them already, and so do some
+    # models with yarn; others name the positions they were trained on twice.
+    if rope.kind == "yarn" or (rope.kind in ("linear", "dynamic") and trained is None):
+        limit = max(max_position, int((trained or max_position) * float(rope.parameters.get("factor", 1.0))))
     if asked is None:
         return limit
-    if asked < 1:
-        raise ConfigurationError(f"--max-model-len must be at least 1, not {asked}")
+    if asked < 2:
+        raise ConfigurationError(f"--max-model-len must be at least 2 (a prompt's token and one more), not {asked}")
     if asked > limit:
         raise ConfigurationError(f"--max-model-len {asked} is over the model's own limit of {limit} positions")
     return asked

@@ -19,6 +19,12 @@ from .transfer import to_device
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
+def graph_sizes(config: EngineConfig) -> list[int]:
+    """Batch sizes that decode steps are captured for, ascending."""
+    most = min(config.scheduler.max_num_seqs, _SIZES[-1])
+    return [size for size in _SIZES if size < most] + [most]
+
+
 class DecodeGraphs:
     """Captured decode steps for a short list of batch sizes."""
 
@@ -35,8 +41,8 @@ class DecodeGraphs:
         self._attention = attention
         self._mirror = mirror
         self._block_size = config.cache.block_size
-        most = min(config.scheduler.max_num_seqs, _SIZES[-1])
-        self.sizes = [size for size in _SIZES if size < most] + [most]
+        self.sizes = graph_sizes(config)
+        most = self.sizes[-1]
         device = mirror.last_tokens.device
         self._slots = torch.full((most,), -1, dtype=torch.int32, device=device)
         self._input_ids = torch.zeros(most, dtype=torch.int64, device=device)

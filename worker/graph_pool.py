@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 class GraphPool:
     """CUDA graphs that are replayed one after another on one stream, and so may share the memory they work in.
 
-    Recorded largest first, all others find their memory in what the first one took.
+    Recorded largest first, all others work in the memory that the first one took. What each returns is its own.
     """
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ from ..core.step import Chunk, ModelRunnerOutput, NewRequest, SchedulerOutput
 from .attention.backend import AttentionBackend
 from .attention.selection import select_backend
 from .grammar_cache import GrammarCache, Vocabulary
+from .layers.dtypes import torch_dtype
 from .loader.loader import load_model
 from .model_runner import ModelRunner
 from .models.causal_lm import CausalLM
@@ -25,8 +26,13 @@ logger = logging.getLogger("octavo.worker")
 
 _CPU_CACHE_SHARE = 0.25
 _CPU_CACHE_LIMIT = 4 << 30
+_CACHED_BLOCKS = 1 << 14
+"""Blocks that are worth having for the prefix cache alone: a quarter of a million tokens, if each has 16."""
 _GRAPH_RESERVE = 512 << 20
 """Bytes left free for graphs of decode steps and what libraries allocate at their first use."""
+_SAMPLING_COPIES = 8
+"""Float32 copies of a step's logits that features of sampling and log probabilities take together, at most: changed
+logits, what grammars keep, those log probabilities are made of with keys of 64 bits, and the counts of penalties."""
 
 
 class Worker:
@@ -65,9 +71,11 @@ class Worker:
         per_block = self._attention.bytes_per_block
         if cache.memory_bytes is not None:
             return max(2, cache.memory_bytes // per_block)
-        # More than every slot filled to the context is never used.
+        # Requests never use more than every slot filled to the context; the prefix cache also uses what they leave.
         scheduler = self._config.scheduler
         most = 1 + scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size)
+        if cache.enable_prefix_caching:
+            most = max(most, _CACHED_BLOCKS)
         return max(2, min(most, self._free_bytes() // per_block))
 
     def _free_bytes(self) -> int:
@@ -76,12 +84,23 @@ class Worker:
         activations = self._measure_activations()
         free, total = torch.cuda.mem_get_info(self._device)
         wanted = total * self._config.cache.memory_utilization
-        graphs = 0
-        if self._uses_graphs:
-            from .prompt_graphs import most_tokens  # needs Triton
+        reserve = _GRAPH_RESERVE + self._graph_bytes(activations) + self._sampling_bytes()
+        return int(wanted - (total - free) - activations - reserve)
 
-            graphs = activations * most_tokens(self._config) // self._config.scheduler.max_num_batched_tokens
-        return int(wanted - (total - free) - activations - graphs - _GRAPH_RESERVE)
+    def _sampling_bytes(self) -> int:
+        """What a step may take that asks for more of sampling than the one that was measured."""
+        return _SAMPLING_COPIES * 4 * self._config.scheduler.max_num_seqs * self._config.model.vocab_size
+
+    def _graph_bytes(self, activations: int) -> int:
+        """What recordings keep: those of prompts their part of the largest step, each of decodes its own logits."""
+        if not self._uses_graphs:
+            return 0
+        from .decode_graphs import graph_sizes  # these need Triton
+        from .prompt_graphs import most_tokens
+
+        prompts = activations * most_tokens(self._config) // self._config.scheduler.max_num_batched_tokens
+        logits = sum(graph_sizes(self._config)) * self._config.model.vocab_size
+        return prompts + logits * torch_dtype(self._config.model.dtype).itemsize
 
     @property
     def _uses_graphs(self) -> bool:
@@ -159,7 +178,7 @@ class Worker:
         """A prompt and a decode over the null block: operators choose and cache their kernels for these shapes now."""
         assert self._runner is not None
         length = min(16, self._config.scheduler.max_model_len - 1, self._config.scheduler.max_num_batched_tokens)
-        blocks = [0] * (-(-length // self._config.cache.block_size) + 1)
+        blocks = [0] * -(-(length + 1) // self._config.cache.block_size)
         params = SamplingParams(temperature=0.0)
         new = NewRequest(0, "warm-up", np.zeros(length, np.int32), length, 0, blocks, params, 0, [], [])
         none = np.empty(0, dtype=np.int32)

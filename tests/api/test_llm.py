@@ -66,6 +66,19 @@ def test_every_form_of_a_prompt_gives_the_same(llm: LLM) -> None:
     assert [output.prompt_token_ids for output in mixed] == [ids] * 3
 
 
+@pytest.mark.parametrize("length", [2, 16, 17])
+def test_a_context_of_a_block_or_less_can_be_filled(checkpoint: Path, length: int) -> None:
+    with LLM(str(checkpoint), multiprocess=False, **SETTINGS | {"max_model_len": length}) as llm:
+        (output,) = generate(llm, [[5] * (length - 1)], SamplingParams(max_tokens=1))
+        assert len(output.outputs[0].token_ids) == 1
+
+
+def test_the_cache_keeps_more_prompts_than_can_run(checkpoint: Path) -> None:
+    with LLM(str(checkpoint), multiprocess=False, max_num_seqs=1, **SETTINGS) as llm:
+        cached = [generate(llm, [[token] * 200])[0].num_cached_tokens for token in (5, 6, 5, 6)]
+    assert cached == [0, 0, 192, 192]
+
+
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert generate(llm, []) == []
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from checkpoints import make_checkpoint
 
-from octavo.core.errors import CheckpointError
+from octavo.core.errors import CheckpointError, ConfigurationError
 from octavo.core.model_config import read_model_config
 
 
@@ -30,6 +30,28 @@ def test_end_tokens_and_defaults_of_the_generation_config(
     (folder / "generation_config.json").write_text(json.dumps(generation))
     config = read_model_config(folder)
     assert (config.eos_token_ids, config.default_sampling) == (ends, sampling)
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "default"}, 1000),
+        ({"rope_type": "linear", "factor": 4.0}, 4000),
+        ({"rope_type": "yarn", "factor": 4.0}, 4000),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}, 4000),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250}, 1000),
+        ({"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 250}, 1000),
+    ],
+)
+def test_the_context_is_as_long_as_the_rotation_is_stretched(
+    tmp_path: Path, folder: Path, rope: dict[str, Any], limit: int
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"max_position_embeddings": 1000, "rope_parameters": rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_model_config(tmp_path).max_model_len == limit
+    with pytest.raises(ConfigurationError, match=f"limit of {limit}"):
+        read_model_config(tmp_path, max_model_len=limit + 1)
 
 
 @pytest.mark.parametrize(
