@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: help install install-dev serve test test-clients test-gpu test-gpu-sanitizer check format wheel clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 22
 
 install: $(VENV)/.installed  ## make .venv with the octavo command in it
 

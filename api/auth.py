@@ -6,6 +6,7 @@ spelling of a route can then never be a second door to it.
 
 import hashlib
 import hmac
+import logging
 import os
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError
 from .protocol_answers import ErrorAnswer, ErrorBody
+
+logger = logging.getLogger("octavo.api")
 
 PROBE_PATHS = frozenset({"/health", "/live", "/ready"})
 """Paths that never need a key: load balancers and orchestrators have none."""
@@ -103,7 +106,9 @@ class KeyDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI interface."""
         if scope["type"] == "http" and not self._is_open(scope) and not self._keys.allow(scope["headers"]):
-            await _refusal(scope, inner_path(scope["path"], self._root_path))(scope, receive, send)
+            path = inner_path(scope["path"], self._root_path)
+            logger.info("%s %r refused: 401, no key of the server's", scope["method"], path[:100])
+            await _refusal(scope, path)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

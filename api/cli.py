@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from .. import __version__
@@ -33,6 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     An error that Octavo raises on purpose is one line on stderr; a traceback comes with it only under
     ``OCTAVO_LOGGING_LEVEL=DEBUG``. Exit codes: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack a character of an answer
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
@@ -45,6 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader (head, less) has gone. Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
+    except UnicodeEncodeError as error:  # bytes of the command line or of standard input, which Python lets through
+        return _fail(UsageError(f"a text is not valid UTF-8: {error}"), EXIT_USAGE)
+    except OSError as error:  # a file or folder that cannot be read or written: it says which
+        return _fail(error, EXIT_FAILURE)
 
 
 def _run(arguments: list[str]) -> int:

@@ -1,8 +1,9 @@
 """``--config FILE.yaml``: the flags of a command, from a file. Flags on the command line win over the file."""
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..core.errors import ConfigurationError
 
@@ -26,15 +27,27 @@ def apply_config_file(app: "App", commands: tuple[str, ...], arguments: "Argumen
     """
     by_name = {argument.name: argument for argument in arguments}
     config = by_name.get(CONFIG_FLAG)
-    if config is None or not config.tokens:
-        return
-    path = Path(config.tokens[-1].value)
+    if config is not None and config.tokens:
+        _add_settings(Path(config.tokens[-1].value), app, commands, arguments)
+    for argument in arguments:
+        if argument.hint is int or int in get_args(argument.hint):
+            for token in argument.tokens:
+                _check_whole(argument.name, str(token.value))
+
+
+def _check_whole(name: str, text: str) -> None:
+    """Raises ``UsageError`` for a fraction, which the parser would round."""
+    with suppress(ValueError):
+        if "." in text and not float(text).is_integer():
+            raise UsageError(f"{name} must be a whole number, not {text}")
+
+
+def _add_settings(path: Path, app: "App", commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:
     settings = read_config_file(path)
     known = {name.lstrip("-").replace("-", "_") for argument in arguments for name in argument.names}
     check_names(settings, known - {"config"}, path)
     # MODEL and --model are two doors to one setting: the one on the command line wins over the file's.
-    positional = by_name.get(MODEL_ARGUMENT)
-    if positional is not None and positional.tokens:
+    if any(argument.name == MODEL_ARGUMENT and argument.tokens for argument in arguments):
         settings.pop("model", None)
     from cyclopts.config import Dict
 

@@ -45,6 +45,8 @@ def with_model(engine: EngineArgs, model: str | None) -> EngineArgs:
     """``engine`` for the MODEL given by position. Raises ``UsageError`` if ``--model`` names another."""
     if model is None:
         return engine
+    if model.lower() in ("true", "false", "on", "off", "yes", "no"):
+        raise UsageError(f"{model!r} would be the MODEL; a flag that is on or off takes no value: write --x or --no-x")
     if engine.model is not None and engine.model != model:
         raise UsageError(f"the model is given twice: {model!r} and --model {engine.model!r}; leave one out")
     return replace(engine, model=model)

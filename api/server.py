@@ -221,7 +221,7 @@ class ServerLife:
     async def _tell_death(self) -> NoReturn:
         """Let every client know, then raise the cause."""
         error = self._engine.dead_error or EngineDeadError("the engine is gone")
-        logger.error("%s; ending %d open requests", error, len(self._context.open_requests))
+        logger.error("%s; ending all open requests", error)
         self._family.tell_gone(str(error))
         await asyncio.sleep(DEATH_LINGER_SECONDS)
         await self._end_requests(error)

@@ -29,7 +29,8 @@ def server_tls(args: ServerArgs) -> ssl.SSLContext | None:
             f"(the password of an encrypted key goes into {PASSWORD_VARIABLE})"
         ) from error
     except OSError as error:
-        raise ConfigurationError(f"{flags}: a file cannot be read: {error.strerror}") from error
+        files = " or ".join(filter(None, (args.ssl_certfile, args.ssl_keyfile)))
+        raise ConfigurationError(f"{flags}: {files} cannot be read: {error.strerror}") from error
     if args.ssl_ca_certs is not None:
         try:
             context.load_verify_locations(args.ssl_ca_certs)

@@ -8,6 +8,7 @@ For hunting a hang or a crash: the last lines of a process's file say where it w
 It slows Python code several times over, so nothing measured under it counts.
 """
 
+import atexit
 import os
 import sys
 import tempfile
@@ -29,6 +30,7 @@ def start_function_trace_if_asked(process_name: str) -> "FunctionTrace | None":
     folder.mkdir(parents=True, exist_ok=True)
     trace = FunctionTrace(folder / f"octavo-trace-{process_name}-{os.getpid()}.log")
     trace.start()
+    atexit.register(trace.stop)  # before the interpreter takes the hook's own globals away
     return trace
 
 
@@ -73,8 +75,8 @@ class FunctionTrace:
         if event == "return":
             depth = max(0, depth - 1)
         seconds = time.perf_counter() - self._began
-        mark, line = (">", frame.f_lineno) if event == "call" else ("<", frame.f_lineno)
-        file.write(f"{seconds:12.6f} {threading.current_thread().name} {'.' * depth}{mark} {name}:{line}\n")
+        mark = ">" if event == "call" else "<"
+        file.write(f"{seconds:12.6f} {threading.current_thread().name} {'.' * depth}{mark} {name}:{frame.f_lineno}\n")
         local["depth"] = depth + 1 if event == "call" else depth
 
 

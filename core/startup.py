@@ -40,8 +40,11 @@ class StartupTimeline:
         if path:
             # Written beside and renamed, so that a reader never sees half a file.
             partial = Path(f"{path}.partial")
-            partial.write_text(json.dumps({"process_start": began, "marks": dict(steps)}), encoding="utf-8")
-            partial.replace(path)
+            try:
+                partial.write_text(json.dumps({"process_start": began, "marks": dict(steps)}), encoding="utf-8")
+                partial.replace(path)
+            except OSError as error:
+                logger.warning("OCTAVO_STARTUP_JSON=%s cannot be written: %s", path, error.strerror)
 
 
 def process_start_time() -> float:

@@ -68,15 +68,25 @@ class Worker:
         """Blocks for the KV cache, the null block included."""
         assert self._attention is not None
         cache = self._config.cache
-        per_block = self._attention.bytes_per_block
         if cache.memory_bytes is not None:
-            return max(2, cache.memory_bytes // per_block)
+            return self._blocks_in(cache.memory_bytes)
         # Requests never use more than every slot filled to the context; the prefix cache also uses what they leave.
         scheduler = self._config.scheduler
         most = 1 + scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size)
         if cache.enable_prefix_caching:
             most = max(most, _CACHED_BLOCKS)
-        return max(2, min(most, self._free_bytes() // per_block))
+        return min(most, self._blocks_in(self._free_bytes()))
+
+    def _blocks_in(self, size: int) -> int:
+        assert self._attention is not None
+        blocks = size // self._attention.bytes_per_block
+        if blocks < 2:  # one is the null block
+            on_gpu = "" if self._device.type == "cpu" else " or --gpu-memory-utilization"
+            raise ConfigurationError(
+                f"{max(0, size) / 1e6:,.1f} MB are left for the KV cache, and a block of it takes "
+                f"{self._attention.bytes_per_block / 1e6:,.1f} MB; raise --kv-cache-memory-bytes{on_gpu}"
+            )
+        return blocks
 
     def _free_bytes(self) -> int:
         if self._device.type == "cpu":
@@ -143,7 +153,11 @@ class Worker:
         """Allocate the KV cache and run the model once, so that the first request finds everything warm. Returns the
         memory ledger in bytes."""
         assert self._attention is not None and self._model is not None
-        self._attention.allocate(num_blocks)
+        try:
+            self._attention.allocate(num_blocks)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            wanted = f"{num_blocks * self._attention.bytes_per_block / 1e6:,.0f} MB"
+            raise ConfigurationError(f"--kv-cache-memory-bytes: {wanted} for the KV cache cannot be had") from error
         self._runner = ModelRunner(self._config, self._device, self._model, self._attention, self._grammars)
         self._warm_up()
         if self._uses_graphs:

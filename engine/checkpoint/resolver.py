@@ -53,7 +53,7 @@ def _locate(name: str, hub_files: tuple[str, ...], progress: Progress) -> Path:
     near = _near_miss(path)
     looks_local = name.startswith((".", "/", "~")) or name.lower().endswith(".gguf")
     if near or looks_local or not _HUB_ID.fullmatch(name):
-        raise CheckpointError(f"there is no model at {path}{near}")
+        raise CheckpointError(f"there is nothing at {path}{near}")
     return hub_snapshot(name, hub_files, progress)
 
 

@@ -29,6 +29,7 @@ def obstacle(dtype: torch.dtype) -> str | None:
 def openmp_library() -> Path | None:
     """GNU OpenMP as torch has loaded it: another copy would have threads of its own, which wait for the same cores."""
     maps = Path("/proc/self/maps")
-    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "/libgomp" in line} if maps.exists() else ()
+    lines = maps.read_text().splitlines() if maps.exists() else ()
+    loaded = {line.split(maxsplit=5)[-1] for line in lines if "/libgomp" in line}  # the path may hold spaces
     # Other packages may bring a copy, too; torch's is in one of its own folders, or there is only the system's.
     return min((Path(path) for path in loaded), key=lambda path: "torch" not in str(path), default=None)

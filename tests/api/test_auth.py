@@ -155,10 +155,12 @@ def test_the_proxys_prefix_changes_nothing() -> None:
     assert run(ask(app, "GET", "/llm/v1/models", GOOD[0])).status_code == 200
 
 
-def test_a_refusal_has_a_request_id_and_is_counted() -> None:
+def test_a_refusal_has_a_request_id_and_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     app = keyed()
-    response = run(ask(app, "GET", "/v1/models"))
+    with caplog.at_level("INFO"):
+        response = run(ask(app, "GET", "/v1/models"))
     assert response.headers["x-request-id"]
+    assert "GET '/v1/models' refused: 401" in caplog.text
     assert b'octavo:requests_rejected_total{model_name="stub-model",reason="unauthorized"} 1.0' in app.metrics.render()
 
 

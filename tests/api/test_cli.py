@@ -67,6 +67,14 @@ MISTAKES = [
     (["bench", "throughput", "--work", "fixed:1:2"], 2, "--work 'fixed:1:2' is neither"),
     (["bench", "latency", "--repeat", "0"], 2, "--repeat must be at least 1, not 0"),
     (["bench", "serve", "--slo", "speed:1"], 2, "--slo 'speed:1': the metric is"),
+    (
+        ["serve", "--overlap-scheduling", "false"],
+        2,
+        "'false' would be the MODEL; a flag that is on or off takes no value",
+    ),
+    (["serve", "--port", "8144.6"], 2, "--port must be a whole number, not 8144.6"),
+    (["complete", "caf\udce9", "--model", "m"], 2, "a text is not valid UTF-8"),
+    (["run-batch", "/dev/null", "/nowhere/out.jsonl"], 1, "/nowhere/out.jsonl"),
     (["complete", "hi", "--url", "http://127.0.0.1:9"], 1, "no server answers at http://127.0.0.1:9; start one with"),
     (["complete", "hi", "--url", "nonsense"], 1, "--url 'nonsense' is not an address"),
 ]
@@ -94,6 +102,24 @@ def test_an_error_of_the_engine_is_one_line_and_code_one(
     install_server(monkeypatch, fail)
     assert main(["serve"]) == 1
     assert capsys.readouterr().err == "octavo: config.json is missing\n"
+
+
+def test_a_file_in_the_way_is_one_line_and_code_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    install_server(monkeypatch, lambda engine, server: len((tmp_path / "absent").read_bytes()))
+    assert main(["serve"]) == 1
+    err = capsys.readouterr().err
+    assert str(tmp_path / "absent") in err and err.count("\n") == 1
+
+
+def test_a_fraction_in_the_file_of_settings_is_refused(
+    served: Served, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.yaml").write_text("max_model_len: 1.5\ngpu_memory_utilization: 0.5\n")
+    assert main(["serve", "--config", str(tmp_path / "x.yaml")]) == 2
+    assert "--max-model-len must be a whole number, not 1.5" in capsys.readouterr().err
+    assert served == []
 
 
 def test_debug_shows_the_traceback_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -298,8 +298,10 @@ def test_wrong_settings_and_files_are_told_before_anything_starts(checkpoint: Pa
         LLM(str(checkpoint), max_modellen=5)
     with pytest.raises(CheckpointError):
         LLM(str(tmp_path))
-    with pytest.raises(ConfigurationError, match="--kv-cache-memory-bytes"):
+    with pytest.raises(ConfigurationError, match=r"the KV cache holds .* tokens.*--kv-cache-memory-bytes"):
         LLM(str(checkpoint), kv_cache_memory_bytes=20_000, **SETTINGS)
+    with pytest.raises(ConfigurationError, match=r"0\.0 MB are left for the KV cache.*--kv-cache-memory-bytes"):
+        LLM(str(checkpoint), kv_cache_memory_bytes=1000, dtype="float32")
     until(lambda: set(children()) <= before, "child processes ended")
     assert folders(os.getpid()) == []
 

@@ -204,7 +204,7 @@ def test_the_engines_death_is_told_to_every_request_and_ends_the_server_with_its
         stream = Stream(url, ENDLESS | {"stream": True})
         plain = Stream(url, ENDLESS)
         stream.wait_started()
-        server.wait_for("(killed by signal 9); ending 2 open")
+        server.wait_for("(killed by signal 9); ending all open")
         health = httpx.get(f"{url}/health")
         assert health.status_code == 503 and "signal 9" in health.json()["error"]
         refused = httpx.post(f"{url}/v1/chat/completions", json=ENDLESS)

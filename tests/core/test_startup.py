@@ -37,5 +37,15 @@ def test_without_the_variable_no_file_is_written(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OCTAVO_STARTUP_JSON", str(tmp_path / "nowhere" / "x.json"))
+    timeline = StartupTimeline("api")
+    timeline.mark("imports")
+    timeline.finish()
+    assert "nowhere/x.json cannot be written: No such file or directory" in caplog.text
+
+
 def test_the_process_began_before_now() -> None:
     assert time.time() - 3600 < process_start_time() < time.time()

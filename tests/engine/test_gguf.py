@@ -25,7 +25,7 @@ Kind = gguf.GGMLQuantizationType
 
 def converted(path: Path, folder: Path) -> Path:
     folder.mkdir()
-    convert(path, folder, Progress(quiet=True))
+    convert(path, folder, Progress(quiet=True), {})
     return folder
 
 

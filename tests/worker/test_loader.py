@@ -124,6 +124,10 @@ def truncate(folder: Path) -> None:
     (folder / SINGLE).write_bytes(data[: len(data) // 2])
 
 
+def point(folder: Path) -> None:
+    (folder / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
 def garble(folder: Path) -> None:
     (folder / SINGLE).write_bytes(b"\xff" * 4096)
 
@@ -155,6 +159,7 @@ def only_pickles(folder: Path) -> None:
         (empty, r"model\.safetensors \(0 bytes\) is empty"),
         (truncate, "cut short"),
         (garble, "no safetensors file"),
+        (point, "a pointer to them; fetch them with: git lfs pull"),
         (name_missing_shard, r"model-00002\.safetensors is missing"),
         (break_index, r"index\.json is no index"),
         (escape_folder, "no file of its folder"),

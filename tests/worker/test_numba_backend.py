@@ -9,6 +9,7 @@ from checkpoints import make_checkpoint
 from paged_model import CPU, engine_config
 
 from octavo.core.errors import ConfigurationError
+from octavo.kernels.numba import openmp_library
 from octavo.worker.attention.backend import CacheShape
 from octavo.worker.attention.numba_backend import NumbaAttentionBackend
 from octavo.worker.attention.selection import select_backend
@@ -40,6 +41,17 @@ def test_compiled_kernels_are_taken_where_they_can_run(tmp_path: Path) -> None:
     assert select_backend(engine_config(folder, attention_backend="torch"), CPU).name == "torch"
     assert choose_operators(CPU, torch.bfloat16).name == "numba"
     assert choose_operators(CPU, torch.float16).name == "torch"
+
+
+def test_openmp_is_found_in_a_folder_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "7f0-7f1 r-xp 00000000 fe:00 123                        /home/a b/torch/lib/libgomp.so.1\n"
+    monkeypatch.setattr(Path, "read_text", lambda _self: line)
+    assert openmp_library() == Path("/home/a b/torch/lib/libgomp.so.1")
+
+
+def test_a_backend_of_another_device_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="triton: the kernels need a CUDA GPU, and this runs on cpu"):
+        select_backend(engine_config(make_checkpoint(tmp_path), attention_backend="triton"), CPU)
 
 
 def test_heads_that_do_not_fit_are_left_to_torch_or_refused_with_the_reason(tmp_path: Path) -> None:

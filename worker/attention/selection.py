@@ -88,7 +88,7 @@ def _obstacle_to_kernels(config: EngineConfig, device: torch.device) -> str | No
     """Why the Triton kernels cannot be used; None if they can."""
     size = config.cache.block_size
     if device.type != "cuda":
-        return f"the only one that runs on {device.type}"
+        return f"the kernels need a CUDA GPU, and this runs on {device.type}"
     if size < 16 or size & (size - 1):
         return f"the kernels need a block size that is a power of two from 16, not {size}"
     return None

@@ -11,6 +11,7 @@ from ...core.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+_LFS_POINTER = b"version https://git-lfs"
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -42,8 +43,18 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 yield name, file.get_tensor(name)
     except (SafetensorError, OSError, ValueError) as error:
-        size = path.stat().st_size if path.exists() else 0
-        raise CheckpointError(f"{path} ({size} bytes) is empty, cut short or no safetensors file: {error}") from error
+        raise CheckpointError(_complaint(path, error)) from error
+
+
+def _complaint(path: Path, error: Exception) -> str:
+    try:
+        with path.open("rb") as file:
+            pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError as unread:
+        return f"{path} cannot be read: {unread.strerror}"
+    if pointer:
+        return f"{path} is not the weights but a pointer to them; fetch them with: git lfs pull"
+    return f"{path} ({path.stat().st_size} bytes) is empty, cut short or no safetensors file: {error}"
 
 
 def _indexed_names(index: Path) -> list[str]:
