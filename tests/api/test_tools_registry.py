@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from answer_reading import read
+from random_schemas import GrammarWalker
 from source_tree import ROOT
 
 from octavo.api.server_args import ServerArgs
@@ -12,6 +13,7 @@ from octavo.api.tools.loose_schema import loosened
 from octavo.api.tools.registry import TOOL_PARSERS, detected_parser, tool_parser_class
 from octavo.api.tools.tool_use import FunctionDefinition, ToolUse
 from octavo.core.errors import ConfigurationError
+from octavo.core.grammar import StructuredOutputs
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,16 @@ def test_loosened_schemas_keep_names_and_types() -> None:
         "$defs": {"B": {"type": "integer"}},
     }
     assert loosened({"patternProperties": {"a": {}}, "additionalProperties": False}) == {}
+
+
+def test_a_loosened_tuple_keeps_the_types_of_its_places() -> None:
+    schema = {"type": "array", "prefixItems": [{"type": "string", "format": "path"}, True], "items": False}
+    loose = loosened(schema | {"uniqueItems": True})
+    assert loose == {"type": "array", "prefixItems": [{"type": "string"}, True], "items": False}
+    walker, spec = GrammarWalker(), StructuredOutputs(json=loose).spec()
+    assert walker.accepts(spec, '["a", 2]') and not walker.accepts(spec, "[1]")
+    spec = StructuredOutputs(json=loosened(schema | {"items": {"type": "number"}})).spec()
+    assert walker.accepts(spec, '["a", "b", 3]') and not walker.accepts(spec, '["a", "b", "c"]')
 
 
 def test_the_parser_that_the_documentation_shows_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
