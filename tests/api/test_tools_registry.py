@@ -71,6 +71,16 @@ def test_the_schema_of_required_calls_keeps_each_tools_own_references() -> None:
     assert ToolUse(tools[:1], "named").answer_schema() == {"type": "object"} | own
 
 
+def test_a_forced_call_of_a_function_without_parameters_has_no_arguments() -> None:
+    walker, ping = GrammarWalker(), [FunctionDefinition(name="ping"), FunctionDefinition(name="any", parameters={})]
+    for loose in (False, True):
+        spec = StructuredOutputs(json=ToolUse(ping[:1], "named").answer_schema(loose)).spec()
+        assert walker.accepts(spec, "{}") and not walker.accepts(spec, '{"host": "a"}')
+        spec = StructuredOutputs(json=ToolUse(ping, "required").answer_schema(loose)).spec()
+        call = '[{"name":"%s","parameters":{"a":1}}]'
+        assert walker.accepts(spec, call % "any") and not walker.accepts(spec, call % "ping")
+
+
 def test_loosened_schemas_keep_names_and_types() -> None:
     schema = {
         "type": "object",
