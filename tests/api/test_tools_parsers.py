@@ -116,6 +116,17 @@ OUTPUTS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("set_lamp", {"room": "it's", "colors": [1, -2500.0]})],
     ),
+    ("pythonic", "[set_lamp(room='x\ny', level=1)]", "", [("set_lamp", {"room": "x\ny", "level": 1})]),
+    ("pythonic", '[set_lamp(colors=["a\t\\"\r", "\x00"])]', "", [("set_lamp", {"colors": ['a\t"\r', "\x00"]})]),
+    (
+        "pythonic",
+        "[set_lamp(note='''it's, a \"b)\"\r\n''', room='')]",
+        "",
+        [("set_lamp", {"note": 'it\'s, a "b)"\r\n', "room": ""})],
+    ),
+    ("pythonic", '[set_lamp(note="""a "b, c" d""", level=1)]', "", [("set_lamp", {"note": 'a "b, c" d', "level": 1})]),
+    ("pythonic", "[set_lamp(room='a\\\\', note='b''')]", "", [("set_lamp", {"room": "a\\", "note": "b"})]),
+    ("pythonic", "[set_lamp(note=two\nlines)]", "", [("set_lamp", {"note": "two\nlines"})]),
     ("pythonic", "[1, 2, 3]", "[1, 2, 3]", []),
     ("pythonic", "[sorted(a=1)]", "[sorted(a=1)]", []),
     ("pythonic", "Yes: [list_rooms()]", "Yes: [list_rooms()]", []),
@@ -135,9 +146,9 @@ OUTPUTS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "qwen3_coder",
         "<tool_call>\n<function=set_lamp>\n"
-        "<parameter=colors>\n['x', None]\n</parameter>\n<parameter=level>\nfull\n</parameter>\n</function>",
+        "<parameter=colors>\n['x\ny', None]\n</parameter>\n<parameter=level>\nfull\n</parameter>\n</function>",
         "",
-        [("set_lamp", {"colors": ["x", None], "level": "full"})],
+        [("set_lamp", {"colors": ["x\ny", None], "level": "full"})],
     ),
     ("qwen3_coder", "<tool_call> or not", "<tool_call> or not", []),
 ]
