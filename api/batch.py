@@ -69,13 +69,6 @@ BatchItem = BatchRequest | BatchResult
 """A request, or in place of one that cannot be sent, the result that says why."""
 
 
-class _WrittenResult(msgspec.Struct):
-    """What a resumed run needs to know of a result."""
-
-    custom_id: str | None
-    error: LineError | None = None
-
-
 @dataclass
 class WrittenResults:
     """What the output of an earlier run holds."""
@@ -110,7 +103,7 @@ def open_results(path: Path) -> tuple[BinaryIO, WrittenResults]:
 
 
 def _read_results(output: BinaryIO, path: Path) -> WrittenResults:
-    decoder = msgspec.json.Decoder(_WrittenResult)
+    decoder = msgspec.json.Decoder(BatchResult)
     written = WrittenResults()
     good = 0
     output.seek(0)
@@ -280,7 +273,7 @@ def _retry_after(response: httpx.Response | None) -> float | None:
 def _line_response(response: httpx.Response) -> LineResponse:
     try:
         msgspec.json.decode(response.content)
-        body = response.content
+        body = msgspec.json.format(response.content, indent=-1)  # on one line, as a result must be
     except msgspec.MsgspecError:
         body = msgspec.json.encode(response.text)
     request_id = response.headers.get("x-request-id") or uuid.uuid4().hex

@@ -89,7 +89,7 @@ class ServerClient:
                 if response.status_code != 200:
                     text = _message(response.read())
                     raise ServerAnswerError(f"{self.url} answered {response.status_code}: {text}")
-                yield from _events(response.iter_lines())
+                yield from _events(_lines(response.iter_bytes()))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
 
@@ -105,17 +105,29 @@ class ServerClient:
         return ServerAnswerError(f"the connection to {self.url} broke: {error or type(error).__name__}")
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines that end at CR and LF alone: those of httpx also end at U+2028, which JSON may hold as it is."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+        yield from lines
+    yield rest
+
+
+def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON events of a server-sent stream, up to ``[DONE]``. An error event raises ``ServerAnswerError``."""
     for line in lines:
-        if not line.startswith("data:"):
+        if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             return
-        event = msgspec.json.decode(data)
+        try:
+            event = msgspec.json.decode(data, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ServerAnswerError(f"the server sent what is no event: {_message(data)}") from error
         if event.get("error"):
-            raise ServerAnswerError(f"the server ended the stream: {event['error'].get('message', event['error'])}")
+            raise ServerAnswerError(f"the server ended the stream: {_message(data)}")
         yield event
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 
-from .python_literals import literal_json
+from .python_literals import TRIPLE_QUOTES, literal_json, quote_behind
 from .text_machine import Steps
 from .tool_parser import MAX_NAME, ToolParser
 
@@ -62,23 +62,23 @@ class PythonicParser(ToolParser):
 
     def _value(self) -> Steps[str | None]:
         """The text of one value, up to the comma behind it (which is consumed) or the closing bracket. None: cut."""
-        characters: list[str] = []
+        pieces: list[str] = []
         depth = 0
         quote = ""
         escaped = False
         while (character := (yield from self._peek())) != "":
-            if quote:
-                quote = "" if character == quote and not escaped else quote
-                escaped = character == "\\" and not escaped
-            elif character in "\"'":
-                quote = character
-            elif depth == 0 and character in ",)]}":
+            piece = character
+            if character in "\"'" and not escaped:
+                piece = (yield from self._starts(TRIPLE_QUOTES)) or character
+                quote = quote_behind(piece, quote)
+            elif not quote and depth == 0 and character in ",)]}":
                 self._at += character == ","
-                return "".join(characters).strip()
-            else:
+                return "".join(pieces).strip()
+            elif not quote:
                 depth += _BRACKETS.get(character, 0)
-            characters.append(character)
-            self._at += 1
+            escaped = quote != "" and character == "\\" and not escaped
+            pieces.append(piece)
+            self._at += len(piece)
         return None
 
 

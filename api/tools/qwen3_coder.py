@@ -10,12 +10,17 @@ from .tool_parser import MAX_NAME, ToolParser
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
+_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+_KINDS |= {type(None): "null"}
+_TELLING = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "properties", "items"}
+"""Keywords without which nothing is known of a value."""
 
 
 class Qwen3CoderParser(ToolParser):
     """``<tool_call><function=f><parameter=a>text</parameter></function></tool_call>``: Qwen3-Coder.
 
-    Values carry no type: the tool's schema says whether one is a text, which is passed on as it comes, or JSON.
+    Values carry no type: the tool's schema says whether one is a text, which is passed on as it comes, or JSON. Where
+    it may be a text or null, only a bare ``null`` is null.
     """
 
     markers = (_CALL, _END_CALL)
@@ -51,13 +56,15 @@ class Qwen3CoderParser(ToolParser):
 
     def _value(self, schema: Any) -> Steps[bool]:
         """One value, from behind its opening tag to behind its closing one. False: the text ended before."""
-        is_text = _is_text(schema)
+        kinds = _kinds(schema)
         yield from self._skip("\n")
+        # The line break before the closing tag belongs to the tag.
+        ends = ("\n" + _END_PARAMETER, _END_PARAMETER)
+        is_null = "null" in kinds and (yield from self._starts([f"null{end}" for end in ends])) is not None
+        is_text = kinds - {"null"} == {"string"} and not is_null
         pieces = []
         if is_text:
             self._argue('"')
-        # The line break before the closing tag belongs to the tag.
-        ends = ("\n" + _END_PARAMETER, _END_PARAMETER)
         while True:
             piece, marker = yield from self._pieces_until(ends)
             if is_text:
@@ -66,35 +73,44 @@ class Qwen3CoderParser(ToolParser):
                 pieces.append(piece)
             if marker is not None:
                 self._at += len(marker)
-                self._argue('"' if is_text else _as_json("".join(pieces)))
+                self._argue('"' if is_text else _as_json("".join(pieces), kinds))
                 return True
             if self._ended and self._at >= len(self._text):
                 return False
 
 
-def _is_text(schema: Any) -> bool:
-    """True for a parameter that can only be a text, and for one of which nothing is known."""
+def _kinds(schema: Any) -> set[str]:
+    """The types of JSON that a parameter can have; of one of which nothing is known, a text."""
+    return _allowed(schema) if isinstance(schema, dict) and schema.keys() & _TELLING else {"string"}
+
+
+def _allowed(schema: Any) -> set[str]:
+    kinds = set(_KINDS.values())
     if not isinstance(schema, dict):
-        return True
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        return set(kind) == {"string"}
-    if kind is not None:
-        return kind == "string"
-    values = schema.get("enum")
-    if isinstance(values, list):
-        return all(isinstance(value, str) for value in values)
-    return not schema.keys() & {"anyOf", "oneOf", "allOf", "$ref", "const", "properties", "items"}
+        return kinds
+    given = schema.get("type") or kinds
+    given = {given} if isinstance(given, str) else set(given)
+    kinds &= given | {"integer"} if "number" in given else given
+    values = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
+    if values:
+        kinds &= {_KINDS[type(value)] for value in values}
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if alternatives:
+        kinds &= set[str]().union(*map(_allowed, alternatives))
+    return kinds.intersection(*map(_allowed, schema.get("allOf", [])))
 
 
-def _as_json(text: str) -> str:
-    """A value that is not only text, as JSON: what is JSON already, Python's spelling of it, or else a text."""
-    stripped = text.strip()
+def _as_json(text: str, kinds: set[str]) -> str:
+    """A value that is not only text, as JSON: what is JSON already, Python's spelling of it, or else a text. What can
+    be a text is one, too, if it reads like a type that is not allowed."""
+    found: str | None = text.strip()
     try:
-        json.loads(stripped, parse_constant=_refuse)
-        return stripped
+        json.loads(found, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return literal_json(stripped) or json.dumps(text, ensure_ascii=False)
+        found = literal_json(found)
+    if found is None or ("string" in kinds and _KINDS[type(json.loads(found))] not in kinds):
+        return json.dumps(text, ensure_ascii=False)
+    return found
 
 
 def _refuse(word: str) -> None:

@@ -202,6 +202,8 @@ def _parameters(tool: FunctionDefinition) -> dict[str, Any]:
 
 
 def _enforced(tool: FunctionDefinition, loose: bool) -> dict[str, Any]:
+    if tool.parameters is None:
+        return _parameters(tool) | {"additionalProperties": False}  # a grammar would let the model invent arguments
     return loosened(_parameters(tool)) if loose and not tool.strict else _parameters(tool)
 
 

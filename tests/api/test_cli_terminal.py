@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 
+import httpx
 import pytest
 from fake_server import FakeServer, running
 
@@ -75,6 +76,27 @@ def test_a_stream_that_breaks_off_is_told(server: FakeServer, capsys: pytest.Cap
     server.break_off = True
     assert main(["complete", "x", "--url", server.url]) == 1
     assert "the connection to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("event", [{"choices": float("nan")}, "no object"])
+def test_an_event_that_is_none_is_told_in_a_line(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], event: object
+) -> None:
+    server.events = lambda chat: iter([event])  # type: ignore[assignment, list-item]
+    assert main(["complete", "x", "--url", server.url]) == 1
+    told = f"octavo: the server sent what is no event: {json.dumps(event)}"
+    assert told in capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_a_stream_end_at_cr_and_lf_alone(end: str) -> None:
+    texts = ["one\u2028two", "\u2029", "three\x85", "\x1c\x0b"]
+    events = [json.dumps({"choices": [{"text": text}]}, ensure_ascii=False) for text in texts]
+    body = "".join(f"data: {event}{end}{end}" for event in [*events, "[DONE]"]).encode()
+    stream = httpx.MockTransport(lambda _request: httpx.Response(200, content=iter([body[:60], body[60:]])))
+    with ServerClient() as client:
+        client._http = httpx.Client(transport=stream, base_url=client.url)
+        assert list(client.stream_completion("x")) == texts
 
 
 def test_a_chat_remembers_what_was_said(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

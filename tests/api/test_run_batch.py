@@ -148,6 +148,26 @@ def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
     assert bodies == {"0": "no json", "1": {}, "2": {}, "3": {}}
 
 
+def test_an_answer_on_several_lines_is_written_on_one(tmp_path: Path) -> None:
+    answer = '{\n  "cost": 1.10,\n  "data": [\n    1\n  ]\n}\n'
+
+    def handle(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text=answer)
+
+    async def go() -> BatchCounts:
+        output, written = open_results(tmp_path / "out.jsonl")
+        async with httpx.AsyncClient(transport=httpx.MockTransport(handle), base_url="http://x") as client:
+            with output:
+                batch = BatchRun(client, output, 1, lambda: None)
+                await batch.run(read_requests([json.dumps(line("a")).encode()]), written)
+        return batch.counts
+
+    assert run(go()) == BatchCounts(answered=1)
+    assert run(go()) == BatchCounts(skipped=1)
+    [written] = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert '"body":{"cost":1.10,"data":[1]}' in written
+
+
 def test_a_server_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_module, "PATIENCE_SECONDS", 0.2)
 

@@ -116,6 +116,17 @@ OUTPUTS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("set_lamp", {"room": "it's", "colors": [1, -2500.0]})],
     ),
+    ("pythonic", "[set_lamp(room='x\ny', level=1)]", "", [("set_lamp", {"room": "x\ny", "level": 1})]),
+    ("pythonic", '[set_lamp(colors=["a\t\\"\r", "\x00"])]', "", [("set_lamp", {"colors": ['a\t"\r', "\x00"]})]),
+    (
+        "pythonic",
+        "[set_lamp(note='''it's, a \"b)\"\r\n''', room='')]",
+        "",
+        [("set_lamp", {"note": 'it\'s, a "b)"\r\n', "room": ""})],
+    ),
+    ("pythonic", '[set_lamp(note="""a "b, c" d""", level=1)]', "", [("set_lamp", {"note": 'a "b, c" d', "level": 1})]),
+    ("pythonic", "[set_lamp(room='a\\\\', note='b''')]", "", [("set_lamp", {"room": "a\\", "note": "b"})]),
+    ("pythonic", "[set_lamp(note=two\nlines)]", "", [("set_lamp", {"note": "two\nlines"})]),
     ("pythonic", "[1, 2, 3]", "[1, 2, 3]", []),
     ("pythonic", "[sorted(a=1)]", "[sorted(a=1)]", []),
     ("pythonic", "Yes: [list_rooms()]", "Yes: [list_rooms()]", []),
@@ -135,9 +146,9 @@ OUTPUTS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "qwen3_coder",
         "<tool_call>\n<function=set_lamp>\n"
-        "<parameter=colors>\n['x', None]\n</parameter>\n<parameter=level>\nfull\n</parameter>\n</function>",
+        "<parameter=colors>\n['x\ny', None]\n</parameter>\n<parameter=level>\nfull\n</parameter>\n</function>",
         "",
-        [("set_lamp", {"colors": ["x", None], "level": "full"})],
+        [("set_lamp", {"colors": ["x\ny", None], "level": "full"})],
     ),
     ("qwen3_coder", "<tool_call> or not", "<tool_call> or not", []),
 ]
@@ -228,6 +239,31 @@ def test_any_arguments_arrive_as_they_were_written(arguments: dict[str, Any], as
         assert answer.content == "" and decoded(answer) == [("set_lamp", expected)]
 
 
+STRING, NULL, INTEGER = {"type": "string"}, {"type": "null"}, {"type": "integer"}
+NULLABLE = {"anyOf": [STRING, NULL]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (NULLABLE, "90210", "90210"), (NULLABLE, "true", "true"), (NULLABLE, '{"a": 1}', '{"a": 1}'),
+        (NULLABLE, "null", None), (NULLABLE, "null\n", "null\n"), (NULLABLE, "nullable", "nullable"),
+        (STRING, "null", "null"), ({"type": ["string", "null"]}, "[1]", "[1]"), ({"enum": ["1", None]}, "1", "1"),
+        ({"const": "1"}, "1", "1"), ({"allOf": [STRING, {"title": "T"}]}, "1", "1"),
+        ({"oneOf": [STRING, INTEGER]}, "5", 5), ({"oneOf": [STRING, INTEGER]}, "5.5", "5.5"),
+        ({"oneOf": [STRING, INTEGER]}, "True", "True"), ({"type": ["number", "string"]}, "5", 5),
+        ({"anyOf": [STRING, {"type": "array"}]}, "['x']", ["x"]), ({"enum": ["a", 1]}, "1", 1),
+        ({"anyOf": [STRING, {"$ref": "#/$defs/A"}]}, "5", 5), (INTEGER, "full", "full"), (INTEGER, "5.5", 5.5),
+        ({}, "5", "5"), (True, "5", "5"), ({"description": "of which nothing is known"}, "5", "5"),
+    ],
+)  # fmt: skip
+def test_values_without_a_type_are_what_their_schema_allows(schema: Any, text: str, value: Any) -> None:
+    markup = f"<function=f><parameter=a>\n{text}\n</parameter><parameter=b>b</parameter></function>"
+    for place in range(len(markup)):
+        reader = TOOL_PARSERS["qwen3_coder"]({"f": {"properties": {"a": schema}}})
+        assert decoded(read(reader, cut(markup, [place]))) == [("f", {"a": value, "b": "b"})]
+
+
 def test_arguments_stream_as_they_come_and_not_at_the_end() -> None:
     machine = parser("hermes")
     machine.feed('<tool_call>{"name": "set_lamp", "arguments": {"note": "')
@@ -237,6 +273,8 @@ def test_arguments_stream_as_they_come_and_not_at_the_end() -> None:
     coder.feed("<function=set_lamp><parameter=room>")
     coder.feed("line")
     assert coder.feed('"1"\n') == [CallArguments(0, '\\"1\\"')]
+    coder.feed("</parameter><parameter=note>null")
+    assert coder.feed(" and") == [CallArguments(0, '"'), CallArguments(0, "null and")]
 
 
 def test_plain_text_is_not_held_back() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from answer_reading import read
+from random_schemas import GrammarWalker
 from source_tree import ROOT
 
 from octavo.api.server_args import ServerArgs
@@ -12,6 +13,7 @@ from octavo.api.tools.loose_schema import loosened
 from octavo.api.tools.registry import TOOL_PARSERS, detected_parser, tool_parser_class
 from octavo.api.tools.tool_use import FunctionDefinition, ToolUse
 from octavo.core.errors import ConfigurationError
+from octavo.core.grammar import StructuredOutputs
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,16 @@ def test_the_schema_of_required_calls_keeps_each_tools_own_references() -> None:
     assert ToolUse(tools[:1], "named").answer_schema() == {"type": "object"} | own
 
 
+def test_a_forced_call_of_a_function_without_parameters_has_no_arguments() -> None:
+    walker, ping = GrammarWalker(), [FunctionDefinition(name="ping"), FunctionDefinition(name="any", parameters={})]
+    for loose in (False, True):
+        spec = StructuredOutputs(json=ToolUse(ping[:1], "named").answer_schema(loose)).spec()
+        assert walker.accepts(spec, "{}") and not walker.accepts(spec, '{"host": "a"}')
+        spec = StructuredOutputs(json=ToolUse(ping, "required").answer_schema(loose)).spec()
+        call = '[{"name":"%s","parameters":{"a":1}}]'
+        assert walker.accepts(spec, call % "any") and not walker.accepts(spec, call % "ping")
+
+
 def test_loosened_schemas_keep_names_and_types() -> None:
     schema = {
         "type": "object",
@@ -92,6 +104,16 @@ def test_loosened_schemas_keep_names_and_types() -> None:
         "$defs": {"B": {"type": "integer"}},
     }
     assert loosened({"patternProperties": {"a": {}}, "additionalProperties": False}) == {}
+
+
+def test_a_loosened_tuple_keeps_the_types_of_its_places() -> None:
+    schema = {"type": "array", "prefixItems": [{"type": "string", "format": "path"}, True], "items": False}
+    loose = loosened(schema | {"uniqueItems": True})
+    assert loose == {"type": "array", "prefixItems": [{"type": "string"}, True], "items": False}
+    walker, spec = GrammarWalker(), StructuredOutputs(json=loose).spec()
+    assert walker.accepts(spec, '["a", 2]') and not walker.accepts(spec, "[1]")
+    spec = StructuredOutputs(json=loosened(schema | {"items": {"type": "number"}})).spec()
+    assert walker.accepts(spec, '["a", "b", 3]') and not walker.accepts(spec, '["a", "b", "c"]')
 
 
 def test_the_parser_that_the_documentation_shows_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ FRAGMENTS = {
         "<|python_start|>",
         "<|python_end|>",
         "'",
+        "'''",
+        '"""',
         PYTHONIC_PAIR,
     ],
     "deepseek_v3": [
