@@ -21,7 +21,7 @@ def loosened(schema: Any) -> Any:
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict | bool):
             loose[key] = loosened(schema[key])
-    if schema.get("prefixItems"):
+    if isinstance(schema.get("prefixItems"), list):
         # Without them, the rule for the items behind them would hold for all.
         loose["prefixItems"] = [loosened(each) for each in schema["prefixItems"]]
     alternatives = schema.get("anyOf") or schema.get("oneOf")

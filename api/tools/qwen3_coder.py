@@ -88,16 +88,22 @@ def _allowed(schema: Any) -> set[str]:
     kinds = set(_KINDS.values())
     if not isinstance(schema, dict):
         return kinds
-    given = schema.get("type") or kinds
-    given = {given} if isinstance(given, str) else set(given)
-    kinds &= given | {"integer"} if "number" in given else given
-    values = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
+    given = schema.get("type")
+    given = {given} if isinstance(given, str) else {kind for kind in _listed(given) if isinstance(kind, str)}
+    if given:
+        kinds &= given | {"integer"} if "number" in given else given
+    values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
     if values:
         kinds &= {_KINDS[type(value)] for value in values}
-    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    alternatives = _listed(schema.get("anyOf")) or _listed(schema.get("oneOf"))
     if alternatives:
         kinds &= set[str]().union(*map(_allowed, alternatives))
-    return kinds.intersection(*map(_allowed, schema.get("allOf", [])))
+    return kinds.intersection(*map(_allowed, _listed(schema.get("allOf"))))
+
+
+def _listed(value: Any) -> list[Any]:
+    """What nobody has checked: a schema that is not enforced may hold anything."""
+    return value if isinstance(value, list) else []
 
 
 def _as_json(text: str, kinds: set[str]) -> str:

@@ -255,6 +255,7 @@ NULLABLE = {"anyOf": [STRING, NULL]}
         ({"anyOf": [STRING, {"type": "array"}]}, "['x']", ["x"]), ({"enum": ["a", 1]}, "1", 1),
         ({"anyOf": [STRING, {"$ref": "#/$defs/A"}]}, "5", 5), (INTEGER, "full", "full"), (INTEGER, "5.5", 5.5),
         ({}, "5", "5"), (True, "5", "5"), ({"description": "of which nothing is known"}, "5", "5"),
+        ({"type": 5}, "5", 5), ({"enum": 5}, "5", 5), ({"anyOf": 5, "allOf": {"a": 1}}, "5", 5),
     ],
 )  # fmt: skip
 def test_values_without_a_type_are_what_their_schema_allows(schema: Any, text: str, value: Any) -> None:
