@@ -16,7 +16,7 @@ from .protocol_answers import AnswerMessage, ChatChoice, ChatCompletion, ChatLog
 from .tools.tool_use import ToolChoice
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TEMPLATE_OWN = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
 
 

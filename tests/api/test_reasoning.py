@@ -1,13 +1,14 @@
 """Reasoning is told from content: by the end of the prompt, in any split, with and without calls."""
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from answer_reading import TOOLS, Answer, collect, cut, read
 from chat_answers import CALL, LAMP, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.shared_params.reasoning_effort import ReasoningEffort
 from stub_app import CHAT, HI, StubApp, check_error, run, strict_json
 from stub_engine import StubEngine, make_tokenizer
 
@@ -141,9 +142,16 @@ def test_reasoning_tokens_are_counted() -> None:
 
 def test_reasoning_effort_reaches_the_template_and_none_ends_thinking() -> None:
     engine = playing("Yes.")
-    both(engine, reasoning_effort="high")
     assert engine.tokenizer is not None
-    assert "effort high\n" in engine.tokenizer.decode(engine.started[-1][1])
+    for effort in get_args(get_args(ReasoningEffort)[0]):  # all that the official client knows
+        both(engine, reasoning_effort=effort)
+        assert f"effort {effort}\n" in engine.tokenizer.decode(engine.started[-1][1])
+    for path, body in (
+        ("/v1/responses", {"input": "hi", "reasoning": {"effort": "max"}}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 9, "output_config": {"effort": "max"}}),
+    ):
+        assert run(StubApp(engine).post(path, body)).status_code == 200
+        assert "effort max\n" in engine.tokenizer.decode(engine.started[-1][1])
     both(engine, reasoning_effort="none")
     assert engine.tokenizer.decode(engine.started[-1][1]).endswith("<think>\n\n</think>\n\n")
     both(engine, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
