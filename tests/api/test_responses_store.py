@@ -49,7 +49,9 @@ def test_a_kept_response_is_read_as_it_was_told_until_it_is_deleted(streamed: bo
     for method in ("GET", "DELETE"):
         status, body = call(app, method, path)
         assert (status, body["error"]["code"], body["error"]["param"]) == (404, "response_not_found", "response_id")
-    check_error(run(app.post(RESPONSES, {"input": "b", "previous_response_id": told["id"]})), 404)
+    going_on = run(app.post(RESPONSES, {"input": "b", "previous_response_id": told["id"], "stream": streamed}))
+    error = check_error(going_on, 400, "previous_response_id")
+    assert (error["type"], error["code"]) == ("invalid_request_error", "previous_response_not_found")
 
 
 def test_a_response_that_is_not_stored_is_not_found() -> None:
