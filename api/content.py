@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..core.errors import RequestError
+from .protocol import ContentPart
 
 
 class TextPart(Protocol):
@@ -11,6 +12,16 @@ class TextPart(Protocol):
 
     type: str
     text: str | None
+
+
+def message_text(content: str | list[ContentPart], param: str, refusal: str, kinds: Sequence[str] = ("text",)) -> str:
+    """As ``joined_text``. What a model once said in place of an answer, its refusal, is text like any other."""
+    if not isinstance(content, str):
+        content = [
+            part if part.type != "refusal" or part.refusal is None else ContentPart(type=kinds[0], text=part.refusal)
+            for part in content
+        ]
+    return joined_text(content, param, refusal, kinds)
 
 
 def joined_text(content: str | Sequence[TextPart], param: str, refusal: str, kinds: Sequence[str] = ("text",)) -> str:

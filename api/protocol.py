@@ -78,11 +78,12 @@ class SamplingFields(CommonFields, kw_only=True):
     """Tell where the time went, in the answer or the stream's last chunk."""
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message's content. Only parts of type ``text`` can be served."""
+class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One part of a message's content, of a tool's output, of reasoning, or of a refusal. Only text can be served."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -108,6 +109,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
+    """What the model said in an earlier turn in place of ``content``."""
     reasoning_content: str | None = None
     """What the model thought in an earlier turn, for templates that show it."""
     reasoning: str | None = None

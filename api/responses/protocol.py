@@ -5,16 +5,8 @@ from typing import Any
 import msgspec
 
 from ..fields import EndpointFields, whatever
-from ..protocol import CommonFields
+from ..protocol import CommonFields, ContentPart
 from ..protocol_answers import TokenLogprob
-
-
-class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of a message, of a tool's output, of reasoning, or of a refusal. Only text can be served."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
 
 
 class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -24,12 +16,12 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """``message`` where it is left out."""
     id: str | None = None
     role: str | None = None
-    content: str | list[InputPart] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
+    output: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
     status: str | None = None
 
 

@@ -166,6 +166,25 @@ def test_text_parts_are_joined_with_a_newline() -> None:
     assert app.engine.started[0][1] == app.engine.started[1][1]
 
 
+def test_what_the_model_once_refused_is_said_again_as_text() -> None:
+    app = StubApp()
+    part = {"type": "refusal", "refusal": "I cannot."}
+    for path, name, said in (
+        (CHAT, "messages", {"content": [part]}),
+        (CHAT, "messages", {"content": None, "refusal": "I cannot."}),
+        (CHAT, "messages", {"content": "I cannot."}),
+        ("/v1/responses", "input", {"content": [part]}),
+    ):
+        response = run(app.post(path, {name: [*HI, {"role": "assistant", **said}, *HI]}))
+        assert response.status_code == 200 and "x-octavo-ignored-fields" not in response.headers
+    assert len({tuple(ids) for _, ids, _ in app.engine.started}) == 1
+    open_turn = {"messages": [*HI, {"role": "assistant", "refusal": "I can"}], "continue_final_message": True}
+    answer = strict_json(run(app.post(CHAT, open_turn | {"echo": True})).content)
+    assert answer["choices"][0]["message"]["content"] == "I canHello world"
+    broken = {"role": "assistant", "content": [{"type": "refusal"}]}
+    check_error(run(app.post(CHAT, {"messages": [broken]})), 400, "messages[0].content[0].type")
+
+
 @pytest.mark.parametrize(
     ("message", "param", "word"),
     [
