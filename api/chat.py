@@ -154,7 +154,7 @@ class ChatStream(ChunkStream):
             "delta": delta if event.parts is None else chat_delta(event.parts),
         }
         if self._alternatives is not None and event.logprobs:
-            choice["logprobs"] = {"content": chat_logprobs(event.logprobs, self._alternatives)}
+            choice["logprobs"] = ChatLogprobs(chat_logprobs(event.logprobs, self._alternatives))
         choice["finish_reason"] = _finish_reason(self._asked, event)
         return choice
 

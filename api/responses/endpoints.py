@@ -94,7 +94,10 @@ class ResponsesEndpoints:
         stored = self.store.get(response_id, "response_id")
         items = item_dicts(stored.input_items, f"in_{response_id.removeprefix('resp_')}")
         query = request.query_params
-        if query.get("order", "desc") != "asc":
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise RequestError.at("order", f"must be asc or desc, not {order[:32]!r}")
+        if order == "desc":
             items.reverse()
         after = query.get("after")
         if after is not None:
@@ -150,6 +153,7 @@ class ResponsesEndpoints:
             created_at=int(time.time()),
             instructions=asked.instructions,
             max_output_tokens=asked.max_output_tokens,
+            max_tool_calls=asked.max_tool_calls,
             model=model,
             parallel_tool_calls=asked.parallel_tool_calls is not False,
             previous_response_id=asked.previous_response_id,

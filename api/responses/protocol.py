@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ..fields import EndpointFields, whatever
+from ..fields import CACHE_OPTIONS, EndpointFields, whatever
 from ..protocol import CommonFields, ContentPart
 from ..protocol_answers import TokenLogprob
 
@@ -103,6 +103,8 @@ class ResponsesRequest(CommonFields, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: str | GivenToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    """Bounds hosted tools, of which there are none here: only told again."""
     truncation: str | None = None
     """``disabled`` (default): a conversation over the context is a 400. ``auto``: its oldest turns are left out."""
     user: str | None = None
@@ -245,8 +247,7 @@ class ItemList(msgspec.Struct, kw_only=True):
 
 RESPONSES_FIELDS = EndpointFields(
     ResponsesRequest,
-    # The last two bound hosted tools and a cache that is managed by itself: neither can change an answer here.
-    frozenset({"max_tool_calls", "prompt_cache_retention", "prompt_cache_options"}),
+    CACHE_OPTIONS,
     {
         "background": (False,),
         "background_options": ({},),

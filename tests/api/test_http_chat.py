@@ -26,7 +26,7 @@ def test_plain_answer_has_the_reference_shape() -> None:
     assert answer["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "Hello world"},
+            "message": {"role": "assistant", "content": "Hello world", "refusal": None},
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
@@ -105,7 +105,10 @@ def test_logprobs_list_the_best_tokens_from_high_to_low() -> None:
 
 
 def test_logprobs_without_top_logprobs_have_no_alternatives() -> None:
-    content = chat(logprobs=True)["choices"][0]["logprobs"]["content"]
+    logprobs = chat(logprobs=True)["choices"][0]["logprobs"]
+    content = logprobs["content"]
+    choices = [choice for event in stream(logprobs=True) for choice in event["choices"] if "logprobs" in choice]
+    assert all(told["refusal"] is None for told in (logprobs, *(choice["logprobs"] for choice in choices)))
     assert len(content) == 4 and all(entry["top_logprobs"] == [] for entry in content)
 
 

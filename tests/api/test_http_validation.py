@@ -124,7 +124,11 @@ def test_a_known_field_that_is_not_offered_is_refused_and_says_so(path: str, fie
     ("path", "fields"),
     [
         (CHAT, '"tools":[],"tool_choice":"auto","response_format":{"type":"text"},"modalities":["text"],"store":false'),
-        (CHAT, '"user":"u","metadata":{"a":"b"},"service_tier":"auto","parallel_tool_calls":true,"best_of":1'),
+        (
+            CHAT,
+            '"user":"u","metadata":{"a":"b"},"service_tier":"auto","parallel_tool_calls":true,"best_of":1,'
+            '"prompt_cache_retention":"24h"',
+        ),
         (COMPLETIONS, '"best_of":1,"suffix":null,"length_penalty":1,"use_beam_search":false,"user":"u"'),
     ],
 )

@@ -102,7 +102,8 @@ def test_reasoning_and_calls_together_are_read_the_same_in_any_split(
 def test_reasoning_comes_under_both_names_streamed_and_plain(piece: int) -> None:
     [answer] = both(playing("<think>\nI weigh it.\n</think>\n\nYes.", piece=piece))
     assert answer["message"] == {
-        "role": "assistant", "content": "Yes.", "reasoning_content": "I weigh it.", "reasoning": "I weigh it."
+        "role": "assistant", "content": "Yes.", "reasoning_content": "I weigh it.", "reasoning": "I weigh it.",
+        "refusal": None,
     }  # fmt: skip
     assert answer["finish_reason"] == "stop"
 
@@ -114,12 +115,12 @@ def test_a_template_that_opens_the_reasoning_is_followed() -> None:
 
 def test_tags_in_the_conversation_do_not_matter() -> None:
     [answer] = both(playing("Yes."), messages=[{"role": "user", "content": "What is <think> for?"}])
-    assert answer["message"] == {"role": "assistant", "content": "Yes."}
+    assert answer["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
 
 
 def test_reasoning_can_be_left_out() -> None:
     [answer] = both(playing("<think>I weigh it.</think>Yes."), include_reasoning=False)
-    assert answer["message"] == {"role": "assistant", "content": "Yes."}
+    assert answer["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
 
 
 def test_calls_follow_reasoning_and_markup_within_it_is_none() -> None:

@@ -94,7 +94,7 @@ def test_input_items_are_listed_in_pages_and_are_the_responses_own() -> None:
     assert [item["content"][0]["text"] for item in rest["data"]] == ["a"] and not rest["has_more"]
     _, ordered = call(app, "GET", f"{path}?order=asc")
     assert [item["content"][0]["text"] for item in ordered["data"]] == ["a", "b", "c"]
-    for query in ("limit=0", "limit=x", "after=nobody"):
+    for query in ("limit=0", "limit=x", "after=nobody", "order=foo"):
         assert call(app, "GET", f"{path}?{query}")[0] == 400
 
 
