@@ -98,11 +98,15 @@ def alternatives(request: ChatCompletionRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
+def last_text(request: ChatCompletionRequest) -> str:
+    """Text of the last message, which an answer may continue."""
+    content = _said(request.messages[-1]) if request.messages else None
+    return _text(content, f"messages[{len(request.messages) - 1}]") if content else ""
+
+
 def echoed(request: ChatCompletionRequest) -> str:
     """Text that the answer begins with: the last message's own, where ``echo`` asks for it."""
-    last = request.messages[-1]
-    content = _said(last) if request.echo and last.role == "assistant" else None
-    return _text(content, "messages") if content else ""
+    return last_text(request) if request.echo and request.messages[-1].role == "assistant" else ""
 
 
 def _finish_reason(request: ChatCompletionRequest, event: ChoiceDelta) -> str | None:

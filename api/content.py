@@ -1,6 +1,6 @@
 """The text of a message's content, which every dialect sends as text or as a list of parts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ..core.errors import RequestError
@@ -12,6 +12,14 @@ class TextPart(Protocol):
 
     type: str
     text: str | None
+
+
+def extent(contents: Iterable[str | Sequence[TextPart] | None]) -> int:
+    """Characters of contents, and some for each one and each part: a measure of how long handling them takes."""
+    return sum(
+        16 + (len(content) if isinstance(content, str) else sum(16 + len(part.text or "") for part in content or ()))
+        for content in contents
+    )
 
 
 def message_text(content: str | list[ContentPart], param: str, refusal: str, kinds: Sequence[str] = ("text",)) -> str:

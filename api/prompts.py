@@ -47,18 +47,21 @@ class PromptEncoder:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids of a text. Raises ``ContextLengthError`` for a text that cannot fit, ``RequestError``."""
-        return (await self.encode_all([text], add_special_tokens, param))[0]
+    async def encode(self, text: str, add_special_tokens: bool, param: str, bounded: bool = True) -> list[int]:
+        """Token ids of a text. Raises ``RequestError``; if ``bounded``, ``ContextLengthError`` where it cannot fit."""
+        return (await self.encode_all([text], add_special_tokens, param, bounded))[0]
 
-    async def encode_all(self, texts: list[str], add_special_tokens: bool, param: str) -> list[list[int]]:
+    async def encode_all(
+        self, texts: list[str], add_special_tokens: bool, param: str, bounded: bool = True
+    ) -> list[list[int]]:
         """Token ids of each text. Raises as ``encode`` does."""
         tokenizer = self.tokenizer
-        self.check_texts(texts, param)
+        if bounded:
+            self.check_texts(texts, param)
         limit = self._engine.config.scheduler.max_model_len
 
         def encode() -> list[list[int]]:
-            for text in texts:
+            for text in texts if bounded else ():
                 least = tokenizer.least_tokens(text, limit)
                 if least > limit:
                     raise _too_long(text, limit, least, param)
