@@ -51,6 +51,7 @@ class GenerationEndpoints:
         ``clamp``: asking for more tokens than the context leaves is no error, but means what it leaves.
         """
         check_generates(self._context.engine.config)
+        self._context.encoder.check_length(asked.messages, "messages", "messages")
         tools = tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
         self._context.answers.check(tools)
         if asked.top_logprobs and not asked.logprobs:

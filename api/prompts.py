@@ -1,7 +1,7 @@
 """From text to token ids, without holding up the event loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypedDict, TypeVar
 
@@ -77,11 +77,14 @@ class PromptEncoder:
             if len(text) > limit * longest:
                 raise _too_long(text, limit, -(-len(text) // longest), param)
 
-    def check_length(self, token_ids: list[int], param: str) -> None:
-        """Raises ``ContextLengthError`` for more ids than the context holds, before anyone looks at each of them."""
+    def check_length(self, parts: Sequence[object], param: str, kind: str = "tokens") -> None:
+        """Raises ``ContextLengthError`` for more tokens, or messages, of which each has some, than the context holds.
+
+        That is before anyone looks at each of them.
+        """
         limit = self._engine.config.scheduler.max_model_len
-        if len(token_ids) > limit:
-            raise ContextLengthError.over(limit, f"the prompt is too long: it has {len(token_ids)}", param)
+        if len(parts) > limit:
+            raise ContextLengthError.over(limit, f"the prompt is too long: it has {len(parts)} {kind}", param)
 
     def close(self) -> None:
         """Ends the threads."""

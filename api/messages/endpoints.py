@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.errors import RequestError
+from ..content import extent
 from ..context import ServerContext
 from ..dialect import AnswerHead
 from ..error_answers import shape_errors
@@ -54,6 +55,7 @@ class MessagesEndpoints:
         model = self._context.resolve_model(asked.model)
         if asked.max_tokens < 1:
             raise RequestError.at("max_tokens", f"must be at least 1, not {asked.max_tokens}")
+        self._context.encoder.check_length(asked.messages, "messages", "messages")
         message_id = f"msg_{uuid.uuid4().hex}"
         generation = await self._in_chat(
             asked, lambda chat: self._generation.chat_generation(chat, message_id, clamp=True)
@@ -76,6 +78,7 @@ class MessagesEndpoints:
     async def _in_chat(self, asked: CountTokensRequest, ask: Callable[[ChatCompletionRequest], Awaitable[T]]) -> T:
         """``ask`` the same in the chat dialect. Raises ``RequestError`` with the names of this one."""
         try:
-            return await ask(chat_request(asked))
+            size = extent(turn.content for turn in asked.messages)
+            return await ask(await self._context.encoder.off_loop(size, lambda: chat_request(asked)))
         except RequestError as error:
             raise own_names(error) from error

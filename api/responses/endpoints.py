@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.errors import ContextLengthError, RequestError, UnsupportedFieldError
+from ..content import extent
 from ..context import ServerContext
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
@@ -53,14 +54,19 @@ class ResponsesEndpoints:
         if asked.previous_response_id is not None:
             earlier = self.store.get(asked.previous_response_id, "previous_response_id").conversation
         response_id = f"resp_{uuid.uuid4().hex}"
-        messages = chat_messages(asked.instructions, earlier, new)
+        items = [*earlier, *new]
+        if asked.truncation != "auto":
+            self._context.encoder.check_length(items, "input", "items")
+        messages = await self._context.encoder.off_loop(
+            extent(item.content for item in items), lambda: chat_messages(asked.instructions, earlier, new)
+        )
         generation = await self._fitting_generation(asked, messages, response_id)
         response = self._response(asked, response_id, model, generation)
         builder = ResponseBuilder(response, generation, top_logprobs(asked))
 
         def keep(answer: ResponseObject) -> None:
             if answer.store:
-                self.store.put(answer.id, StoredResponse.of(answer, [*earlier, *new], len(new)))
+                self.store.put(answer.id, StoredResponse.of(answer, items, len(new)))
 
         if asked.stream:
             return EventStreamResponse(generation, ResponseStream(builder, keep), exchange)

@@ -9,7 +9,7 @@ from ..protocol import CommonFields, ContentPart
 from ..protocol_answers import TokenLogprob
 
 
-class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One item of a conversation: a message, a function call, its output, or reasoning."""
 
     type: str | None = None
