@@ -84,7 +84,7 @@ def _cors(app: ASGIApp, args: ServerArgs) -> ASGIApp:
         allow_methods=args.allowed_methods,
         allow_headers=args.allowed_headers,
         allow_credentials=args.allow_credentials,
-        expose_headers=["x-request-id", "x-octavo-ignored-fields", "retry-after"],
+        expose_headers=["x-request-id", "request-id", "x-octavo-ignored-fields", "retry-after"],
     )
 
 
@@ -134,7 +134,7 @@ class RequestDoor:
         if self._root_path:
             scope["root_path"] = self._root_path
         probe = inner_path(scope["path"], self._root_path) in PROBE_PATHS
-        request_id = own_id or uuid.uuid4().hex
+        request_id = (own_id or uuid.uuid4().hex).encode("latin-1")
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -143,7 +143,9 @@ class RequestDoor:
                 started = True
                 if not probe:
                     self._metrics.record_status(message["status"])
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
+                # The second is where Anthropic's client looks.
+                ids = [(b"x-request-id", request_id), (b"request-id", request_id)]
+                message["headers"] = [*message["headers"], *ids]
             await send(message)
 
         try:

@@ -7,7 +7,7 @@ import msgspec
 from ..core.errors import RequestError
 from .answer_gathering import MessageGatherer, chat_delta, content_alone
 from .chunk_stream import ChunkStream
-from .content import joined_text
+from .content import message_text
 from .dialect import AnswerHead, encode_json
 from .generation import ChoiceDelta, Event, Generation, PromptStarted
 from .logprobs import chat_logprobs, prompt_logprobs_answer
@@ -16,7 +16,7 @@ from .protocol_answers import AnswerMessage, ChatChoice, ChatCompletion, ChatLog
 from .tools.tool_use import ToolChoice
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TEMPLATE_OWN = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
@@ -34,8 +34,9 @@ def _template_message(message: ChatMessage, param: str) -> dict[str, Any]:
     if message.role not in ROLES:
         raise RequestError.at(f"{param}.role", f"must be one of {', '.join(ROLES)}, not {message.role[:64]!r}")
     rendered: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    if message.content is not None:
-        rendered["content"] = _text(message.content, param)
+    content = _said(message)
+    if content is not None:
+        rendered["content"] = _text(content, param)
     elif message.role == "assistant" and message.tool_calls:
         rendered["content"] = ""
     else:
@@ -52,8 +53,12 @@ def _template_message(message: ChatMessage, param: str) -> dict[str, Any]:
     return rendered
 
 
+def _said(message: ChatMessage) -> str | list[ContentPart] | None:
+    return message.refusal if message.content is None else message.content
+
+
 def _text(content: str | list[ContentPart], param: str) -> str:
-    return joined_text(content, f"{param}.content", "; this server takes only parts of type 'text'")
+    return message_text(content, f"{param}.content", "; this server takes only parts of type 'text'")
 
 
 def template_options(
@@ -93,10 +98,15 @@ def alternatives(request: ChatCompletionRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
+def last_text(request: ChatCompletionRequest) -> str:
+    """Text of the last message, which an answer may continue."""
+    content = _said(request.messages[-1]) if request.messages else None
+    return _text(content, f"messages[{len(request.messages) - 1}]") if content else ""
+
+
 def echoed(request: ChatCompletionRequest) -> str:
     """Text that the answer begins with: the last message's own, where ``echo`` asks for it."""
-    last = request.messages[-1]
-    return _text(last.content, "messages") if request.echo and last.role == "assistant" and last.content else ""
+    return last_text(request) if request.echo and request.messages[-1].role == "assistant" else ""
 
 
 def _finish_reason(request: ChatCompletionRequest, event: ChoiceDelta) -> str | None:
@@ -148,7 +158,7 @@ class ChatStream(ChunkStream):
             "delta": delta if event.parts is None else chat_delta(event.parts),
         }
         if self._alternatives is not None and event.logprobs:
-            choice["logprobs"] = {"content": chat_logprobs(event.logprobs, self._alternatives)}
+            choice["logprobs"] = ChatLogprobs(chat_logprobs(event.logprobs, self._alternatives))
         choice["finish_reason"] = _finish_reason(self._asked, event)
         return choice
 

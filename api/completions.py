@@ -57,7 +57,9 @@ class _LogprobsOfAnswer:
         self._echoes = echoes
         self._tokenizer = generation.engine.tokenizer
         count = len(generation.prompts) * generation.n
-        self._writers = [CompletionLogprobsWriter(asked.logprobs or 0) for _ in range(count)]
+        special = frozenset[int]() if self._tokenizer is None else self._tokenizer.special_ids
+        shown = asked.skip_special_tokens is False
+        self._writers = [CompletionLogprobsWriter(asked.logprobs or 0, special, shown) for _ in range(count)]
 
     def prompt_pieces(self, event: PromptStarted) -> Iterator[tuple[int, _PromptPiece]]:
         """What every choice of a prompt begins with, and which one it is."""
@@ -83,14 +85,14 @@ class _LogprobsOfAnswer:
     def _echoed(self, index: int, prompt_index: int, positions: list[TokenLogprobs | None]) -> CompletionLogprobs:
         writer = self._writers[index]
         lists = CompletionLogprobs([], [], [], [])
-        ids = self._generation.prompts[prompt_index].prompt_token_ids
-        for token_id, position in zip(ids, positions, strict=False):
+        prompt, tokenizer = self._generation.prompts[prompt_index], self._tokenizer
+        for token_id, position in zip(prompt.prompt_token_ids, positions, strict=False):
             if position is not None:
-                lists.extend(writer.positions([position]))
-            elif self._tokenizer is None:
-                lists.extend(writer.prompt(f"token_id:{token_id}", b""))
+                lists.extend(writer.positions([position], prompt.prompt))
             else:
-                lists.extend(writer.prompt(self._tokenizer.token_text(token_id), self._tokenizer.token_bytes(token_id)))
+                text = f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
+                text_bytes = b"" if tokenizer is None else tokenizer.token_bytes(token_id)
+                lists.extend(writer.prompt(token_id, text, text_bytes, prompt.prompt))
         return lists
 
     def delta(self, event: ChoiceDelta) -> CompletionLogprobs | None:

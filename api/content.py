@@ -1,9 +1,10 @@
 """The text of a message's content, which every dialect sends as text or as a list of parts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ..core.errors import RequestError
+from .protocol import ContentPart
 
 
 class TextPart(Protocol):
@@ -11,6 +12,24 @@ class TextPart(Protocol):
 
     type: str
     text: str | None
+
+
+def extent(contents: Iterable[str | Sequence[TextPart] | None]) -> int:
+    """Characters of contents, and some for each one and each part: a measure of how long handling them takes."""
+    return sum(
+        16 + (len(content) if isinstance(content, str) else sum(16 + len(part.text or "") for part in content or ()))
+        for content in contents
+    )
+
+
+def message_text(content: str | list[ContentPart], param: str, refusal: str, kinds: Sequence[str] = ("text",)) -> str:
+    """As ``joined_text``. What a model once said in place of an answer, its refusal, is text like any other."""
+    if not isinstance(content, str):
+        content = [
+            part if part.type != "refusal" or part.refusal is None else ContentPart(type=kinds[0], text=part.refusal)
+            for part in content
+        ]
+    return joined_text(content, param, refusal, kinds)
 
 
 def joined_text(content: str | Sequence[TextPart], param: str, refusal: str, kinds: Sequence[str] = ("text",)) -> str:

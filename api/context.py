@@ -16,13 +16,16 @@ from ..engine.input_processor import PreparedRequest
 from ..engine.tokenizer import Tokenizer
 from .answer_plan import AnswerPlan
 from .body import BodyParser
+from .chat import template_messages
 from .chat_template import ChatTemplate
+from .content import extent
 from .dialect import AnswerHead
 from .errors import EngineLoadingError, ServerStoppingError
 from .exchange import Exchange
 from .fields import EndpointFields
 from .open_requests import OpenRequests
 from .prompts import PromptEncoder, TokensPrompt
+from .protocol import ChatMessage
 from .request_log import RequestLog, keep_log
 from .sampling import rename_param
 from .server_args import ServerArgs
@@ -117,15 +120,14 @@ class ServerContext:
             raise rename_param(error, renamed) from error
 
     async def render_chat(
-        self, messages: list[dict[str, Any]], options: dict[str, Any], tools: list[dict[str, Any]] | None = None
+        self, messages: list[ChatMessage], options: dict[str, Any], tools: list[dict[str, Any]] | None = None
     ) -> str:
         """The prompt of a conversation. Raises ``RequestError``, also for what the template itself refuses."""
         template = self.chat_template
         if template is None:
             raise RequestError("this server has no chat template: it runs with --skip-tokenizer-init", "messages")
-
-        size = sum(len(message["content"]) for message in messages)
-        return await self.encoder.off_loop(size, lambda: template.prompt(messages, tools, **options))
+        size = extent(message.content for message in messages)
+        return await self.encoder.off_loop(size, lambda: template.prompt(template_messages(messages), tools, **options))
 
     def answer_head(self, prefix: str, model: str | None, request_id: str | None) -> tuple[AnswerHead, str]:
         """What the answer repeats, and the id that the engine knows it by, which is unique whatever was given.

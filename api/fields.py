@@ -32,6 +32,9 @@ SHARED_WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "guided_decoding_backend"}
 )
 
+CACHE_OPTIONS = frozenset({"prompt_cache_retention", "prompt_cache_options"})
+"""Of a cache that is managed by itself here: none of them can change an answer."""
+
 
 def whatever(names: str) -> dict[str, tuple[Any, ...]]:
     """Names of fields that are refused with any value but null."""
@@ -59,7 +62,7 @@ _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "documents": ([],),
     "mm_processor_kwargs": ({},),
-    **whatever("audio prediction web_search_options chat_template"),
+    **whatever("audio prediction web_search_options moderation chat_template"),
 }
 
 _COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {"suffix": ("",), "prompt_embeds": ()}
@@ -90,7 +93,9 @@ class EndpointFields(Generic[T_co]):
         return frozenset(self.request_type.__struct_fields__)
 
 
-CHAT_FIELDS = EndpointFields(ChatCompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _CHAT_REFUSED)
+CHAT_FIELDS = EndpointFields(
+    ChatCompletionRequest, SHARED_WITHOUT_EFFECT | CACHE_OPTIONS, _SHARED_REFUSED | _CHAT_REFUSED
+)
 COMPLETION_FIELDS = EndpointFields(CompletionRequest, SHARED_WITHOUT_EFFECT, _SHARED_REFUSED | _COMPLETION_REFUSED)
 TOKENIZE_FIELDS = EndpointFields(TokenizeRequest, refused={"chat_template": ()})
 DETOKENIZE_FIELDS = EndpointFields(DetokenizeRequest)

@@ -9,7 +9,7 @@ from ..core.errors import RequestError
 from ..core.sampling_params import SamplingParams
 from ..engine.input_processor import PreparedRequest, check_generates
 from .answer_plan import AnswerRequest
-from .chat import ChatCollector, ChatStream, alternatives, template_messages, template_options, template_variables
+from .chat import ChatCollector, ChatStream, alternatives, last_text, template_options, template_variables
 from .completions import DEFAULT_MAX_TOKENS, MAX_COMPLETIONS, CompletionCollector, CompletionStream, split_prompts
 from .context import ServerContext
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS
@@ -51,7 +51,7 @@ class GenerationEndpoints:
         ``clamp``: asking for more tokens than the context leaves is no error, but means what it leaves.
         """
         check_generates(self._context.engine.config)
-        messages = template_messages(asked.messages)
+        self._context.encoder.check_length(asked.messages, "messages", "messages")
         tools = tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
         self._context.answers.check(tools)
         if asked.top_logprobs and not asked.logprobs:
@@ -71,7 +71,6 @@ class GenerationEndpoints:
             detokenize=True,
             renamed=renamed,
         )
-        template = template_options(asked, template_variables(asked))
         given = params.structured_outputs
         params = params.replace(structured_outputs=self._context.answers.constraint(tools, given))
         if tools is not None and (tools.forced or given is None):
@@ -80,12 +79,11 @@ class GenerationEndpoints:
             tools,
             include_reasoning=asked.include_reasoning is not False,
             constrained=given is not None,
-            open_text=messages[-1]["content"] if template["continue_final_message"] else "",
+            open_text=last_text(asked) if asked.continue_final_message else "",
         )
         if self._context.answers.needs_special_tokens(reading):
             params = params.replace(skip_special_tokens=False)
-        text = await self._context.render_chat(messages, template, None if tools is None else tools.for_template)
-        ids = await self._context.encoder.encode(text, bool(asked.add_special_tokens), "messages")
+        text, ids = await self._chat_prompt(asked, tools, bounded=True)
         left = self._context.max_model_len - len(ids)
         if clamp and max_tokens is not None and 0 < left < max_tokens:
             params = params.replace(max_tokens=left)
@@ -93,6 +91,20 @@ class GenerationEndpoints:
         prepared = await self._prepare_chat(prompt, params, asked.cache_salt, {"prompt": "messages"} | renamed, tools)
         splitters = self._context.answers.splitters(reading, text, params.n)
         return Generation(self._context.engine, engine_id, [prepared], splitters=splitters)
+
+    async def count_chat(self, asked: ChatCompletionRequest) -> int:
+        """Tokens of a conversation as the model would get it, be it over the context. Raises ``RequestError``."""
+        tools = tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
+        return len((await self._chat_prompt(asked, tools, bounded=False))[1])
+
+    async def _chat_prompt(
+        self, asked: ChatCompletionRequest, tools: ToolUse | None, bounded: bool
+    ) -> tuple[str, list[int]]:
+        """The text and the ids of a conversation, ``bounded`` as in ``PromptEncoder.encode``."""
+        template = template_options(asked, template_variables(asked))
+        text = await self._context.render_chat(asked.messages, template, None if tools is None else tools.for_template)
+        ids = await self._context.encoder.encode(text, bool(asked.add_special_tokens), "messages", bounded)
+        return text, ids
 
     async def _prepare_chat(
         self,

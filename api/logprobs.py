@@ -69,17 +69,21 @@ class CompletionLogprobsWriter:
     """Writes the four lists of one completion piece by piece, counting ``text_offset`` across the pieces.
 
     Offsets count characters by the UTF-8 bytes of the tokens, so the tokens that share one character share its offset.
+    Special tokens (``special_ids``) that the text leaves out have none: of an echoed prompt that was a text (``echo``),
+    those that it does not hold, else all unless ``shows_special``.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, special_ids: frozenset[int], shows_special: bool) -> None:
         self._count = count
+        self._special_ids = special_ids
+        self._shows_special = shows_special
         self._started = 0  # characters whose first byte has been seen
 
-    def prompt(self, text: str, text_bytes: bytes) -> CompletionLogprobs:
+    def prompt(self, token_id: int, text: str, text_bytes: bytes, echo: str | None) -> CompletionLogprobs:
         """The first token of an echoed prompt, which has no log probability."""
-        return CompletionLogprobs([text], [None], [None], [self._offset(text_bytes)])
+        return CompletionLogprobs([text], [None], [None], [self._offset(token_id, text_bytes, echo)])
 
-    def positions(self, positions: list[TokenLogprobs]) -> CompletionLogprobs:
+    def positions(self, positions: list[TokenLogprobs], echo: str | None = None) -> CompletionLogprobs:
         """The next tokens. A map holds ``count`` entries, and one more for a chosen token outside of the best."""
         lists = CompletionLogprobs([], [], [], [])
         for position in positions:
@@ -95,12 +99,20 @@ class CompletionLogprobsWriter:
             best.setdefault(name, value)
             lists.top_logprobs.append(best)
             text_bytes = chosen.token_bytes if chosen.token_bytes is not None else name.encode()
-            lists.text_offset.append(self._offset(text_bytes))
+            lists.text_offset.append(self._offset(token_id, text_bytes, echo))
         return lists
 
-    def _offset(self, text_bytes: bytes) -> int:
-        """Offset of a token with these bytes, which are counted."""
+    def _offset(self, token_id: int, text_bytes: bytes, echo: str | None) -> int:
+        """Offset of a token with these bytes, which are counted if the text has them."""
+        if token_id in self._special_ids and not self._shows(text_bytes.decode(errors="replace"), echo):
+            text_bytes = b""
         continues = bool(text_bytes) and text_bytes[0] & 0xC0 == 0x80
         offset = max(0, self._started - 1) if continues else self._started
         self._started += sum(byte & 0xC0 != 0x80 for byte in text_bytes)
         return offset
+
+    def _shows(self, special: str, echo: str | None) -> bool:
+        if echo is None:
+            return self._shows_special
+        # One character further left, too: some tokenizers put a space before a text.
+        return echo.find(special, max(0, self._started - 1), self._started + len(special)) >= 0

@@ -53,7 +53,7 @@ class NestedNames:
         for name, raw in body.items():
             kind = self._top.get(name)
             if kind is not None:
-                self._look(msgspec.json.decode(raw), kind, name, found)
+                self._look(_beginning(raw), kind, name, found)
         return list(found.values())
 
     def _look(self, value: Any, kind: inspect.Type, place: str, found: dict[tuple[type, str], UnknownName]) -> None:
@@ -87,6 +87,13 @@ class NestedNames:
         if struct.cls not in self._fields:
             self._fields[struct.cls] = {field.encode_name: field.type for field in struct.fields}
         return self._fields[struct.cls]
+
+
+def _beginning(raw: msgspec.Raw) -> Any:
+    """The value, of a list only what is looked at: to decode all would take as long as the request itself."""
+    if memoryview(raw)[:1] != b"[":
+        return msgspec.json.decode(raw)
+    return [msgspec.json.decode(item) for item in msgspec.json.decode(raw, type=list[msgspec.Raw])[:MAX_VALUES]]
 
 
 def _kinds(kind: inspect.Type) -> Iterable[inspect.Type]:

@@ -52,7 +52,7 @@ class PoolingEndpoints:
                 sum(map(len, texts)), lambda: [tokenizer.encode_whole(text, limit=limit)[0] for text in texts]
             )
             prompts = [(ids, params) for ids in encoded]
-        prepared = await self._prepare(prompts, "input")
+        prepared = await self._prepare(prompts, ["input"] * len(prompts))
         generation = Generation(self._context.engine, engine_id, prepared)
         collector = EmbeddingCollector(head, generation, asked.encoding_format)
         return CollectedResponse(generation, collector, exchange)
@@ -63,8 +63,7 @@ class PoolingEndpoints:
         head, engine_id = self._context.answer_head("score", asked.model, asked.request_id)
         first = [asked.text_1] if isinstance(asked.text_1, str) else asked.text_1
         second = [asked.text_2] if isinstance(asked.text_2, str) else asked.text_2
-        check_pairs(first, second, ("text_1", "text_2"))
-        prepared = await self._pairs(first, second, _params(asked), "text_2")
+        prepared = await self._pairs(first, second, _params(asked), ("text_1", "text_2"))
         generation = Generation(self._context.engine, engine_id, prepared)
         collector = ScoreCollector(head, generation, self._scoring, len(first))
         return CollectedResponse(generation, collector, exchange)
@@ -76,25 +75,31 @@ class PoolingEndpoints:
         if asked.top_n is not None and asked.top_n < 1:
             raise RequestError.at("top_n", f"must be at least 1, not {asked.top_n}")
         documents = [one if isinstance(one, str) else one.text for one in asked.documents]
-        check_pairs([asked.query], documents, ("query", "documents"))
-        prepared = await self._pairs([asked.query], documents, _params(asked), "documents")
+        prepared = await self._pairs([asked.query], documents, _params(asked), ("query", "documents"))
         generation = Generation(self._context.engine, engine_id, prepared)
         shown = len(documents) if asked.return_documents is False else documents
         collector = RankingCollector(head, generation, self._scoring, shown, asked.top_n)
         return CollectedResponse(generation, collector, exchange)
 
     async def _pairs(
-        self, first: list[str], second: list[str], params: PoolingParams, param: str
+        self, first: list[str], second: list[str], params: PoolingParams, names: tuple[str, str]
     ) -> list[PreparedRequest]:
+        check_pairs(first, second, names)
         if len(second) > MAX_INPUTS:
-            raise RequestError.at(param, f"has {len(second)} entries; at most {MAX_INPUTS} are allowed")
-        texts = [*first, *second]
-        limit = self._limit(params, texts, param)
+            raise RequestError.at(names[1], f"has {len(second)} entries; at most {MAX_INPUTS} are allowed")
+        limit = self._limit(params, first, names[0])
+        self._limit(params, second, names[1])
         encoder, tokenizer = self._context.encoder, self._context.encoder.tokenizer
         prompts = await encoder.off_loop(
-            sum(map(len, texts)), lambda: self._scoring.prompts(tokenizer, first, second, params, limit)
+            sum(map(len, first + second)), lambda: self._scoring.prompts(tokenizer, first, second, params, limit)
         )
-        return await self._prepare(prompts, param)
+        # What is wrong with a prompt is a fault of its text; with one of two texts, of the longer one.
+        starts = [params.second_text_at for _, params in prompts]
+        blamed = [
+            names[index >= len(first) if start is None else len(ids) > 2 * start]
+            for index, ((ids, _), start) in enumerate(zip(prompts, starts, strict=True))
+        ]
+        return await self._prepare(prompts, blamed)
 
     def _limit(self, params: PoolingParams, texts: list[str], param: str) -> int | None:
         """Tokens that prompts are to be cut to. Where they are not, texts that cannot fit are refused unread."""
@@ -103,11 +108,11 @@ class PoolingEndpoints:
             self._context.encoder.check_texts(texts, param)
         return limit
 
-    async def _prepare(self, prompts: list[PoolingPrompt], param: str) -> list[PreparedRequest]:
-        """The engine's checks of all prompts, before the first runs."""
+    async def _prepare(self, prompts: list[PoolingPrompt], names: list[str]) -> list[PreparedRequest]:
+        """The engine's checks of all prompts, before the first runs. ``names``: the field that each comes from."""
         return [
-            await self._context.prepare({"prompt_token_ids": ids, "prompt": None}, params, {"prompt": param})
-            for ids, params in prompts
+            await self._context.prepare({"prompt_token_ids": ids, "prompt": None}, params, {"prompt": name})
+            for (ids, params), name in zip(prompts, names, strict=True)
         ]
 
 

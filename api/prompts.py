@@ -1,7 +1,7 @@
 """From text to token ids, without holding up the event loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypedDict, TypeVar
 
@@ -47,18 +47,21 @@ class PromptEncoder:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids of a text. Raises ``ContextLengthError`` for a text that cannot fit, ``RequestError``."""
-        return (await self.encode_all([text], add_special_tokens, param))[0]
+    async def encode(self, text: str, add_special_tokens: bool, param: str, bounded: bool = True) -> list[int]:
+        """Token ids of a text. Raises ``RequestError``; if ``bounded``, ``ContextLengthError`` where it cannot fit."""
+        return (await self.encode_all([text], add_special_tokens, param, bounded))[0]
 
-    async def encode_all(self, texts: list[str], add_special_tokens: bool, param: str) -> list[list[int]]:
+    async def encode_all(
+        self, texts: list[str], add_special_tokens: bool, param: str, bounded: bool = True
+    ) -> list[list[int]]:
         """Token ids of each text. Raises as ``encode`` does."""
         tokenizer = self.tokenizer
-        self.check_texts(texts, param)
+        if bounded:
+            self.check_texts(texts, param)
         limit = self._engine.config.scheduler.max_model_len
 
         def encode() -> list[list[int]]:
-            for text in texts:
+            for text in texts if bounded else ():
                 least = tokenizer.least_tokens(text, limit)
                 if least > limit:
                     raise _too_long(text, limit, least, param)
@@ -74,11 +77,14 @@ class PromptEncoder:
             if len(text) > limit * longest:
                 raise _too_long(text, limit, -(-len(text) // longest), param)
 
-    def check_length(self, token_ids: list[int], param: str) -> None:
-        """Raises ``ContextLengthError`` for more ids than the context holds, before anyone looks at each of them."""
+    def check_length(self, parts: Sequence[object], param: str, kind: str = "tokens") -> None:
+        """Raises ``ContextLengthError`` for more tokens, or messages, of which each has some, than the context holds.
+
+        That is before anyone looks at each of them.
+        """
         limit = self._engine.config.scheduler.max_model_len
-        if len(token_ids) > limit:
-            raise ContextLengthError.over(limit, f"the prompt is too long: it has {len(token_ids)}", param)
+        if len(parts) > limit:
+            raise ContextLengthError.over(limit, f"the prompt is too long: it has {len(parts)} {kind}", param)
 
     def close(self) -> None:
         """Ends the threads."""

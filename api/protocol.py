@@ -1,7 +1,8 @@
 """Request bodies, as msgspec Structs: one declaration gives the decoder, the type checks and the schema in ``/docs``.
 
 Every field may be null, which means the same as leaving it out. Fields that are known but not listed here are in
-``fields.py``, with what happens to them.
+``fields.py``, with what happens to them. Messages and their parts, of which one request may have very many, are nothing
+that the garbage collector needs to look at (``gc=False``): no cycle leads through them.
 """
 
 from typing import Annotated, Any
@@ -78,11 +79,12 @@ class SamplingFields(CommonFields, kw_only=True):
     """Tell where the time went, in the answer or the stream's last chunk."""
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message's content. Only parts of type ``text`` can be served."""
+class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """One part of a message's content, of a tool's output, of reasoning, or of a refusal. Only text can be served."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -100,7 +102,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
     function: FunctionCall
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
+class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     """One turn of a conversation."""
 
     role: str
@@ -108,6 +110,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
+    """What the model said in an earlier turn in place of ``content``."""
     reasoning_content: str | None = None
     """What the model thought in an earlier turn, for templates that show it."""
     reasoning: str | None = None

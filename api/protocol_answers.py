@@ -68,6 +68,8 @@ class ChatLogprobs(msgspec.Struct):
     """Log probabilities of a chat answer."""
 
     content: list[TokenLogprob]
+    refusal: None = None
+    """A key that the reference API promises, here and in the message: no model here refuses in a form of its own."""
 
 
 class CalledFunction(msgspec.Struct):
@@ -96,6 +98,7 @@ class AnswerMessage(msgspec.Struct):
     """What the model thought before it answered."""
     reasoning: str | UnsetType = UNSET
     """The same as ``reasoning_content``, under its other name."""
+    refusal: None = None
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..core.errors import RequestError
-from .chat import template_messages, template_options
+from .chat import template_options
 from .context import ServerContext
 from .dialect import encode_json
 from .fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
@@ -88,14 +88,17 @@ class ServiceEndpoints:
             options = template_options(asked, asked.chat_template_kwargs)
             tools = tool_use(asked.tools, None, None)
             text = await self._context.render_chat(
-                template_messages(asked.messages), options, None if tools is None else tools.for_template
+                asked.messages, options, None if tools is None else tools.for_template
             )
             add_special_tokens, param = bool(asked.add_special_tokens), "messages"
         else:
             text = asked.prompt or ""
             add_special_tokens, param = asked.add_special_tokens is not False, "prompt"
-        ids = await encoder.encode(text, add_special_tokens, param)
-        texts = [encoder.tokenizer.token_text(token_id) for token_id in ids] if asked.return_token_strs else None
+        # Of more than the context, too: by counting, clients find out what to leave out.
+        ids = await encoder.encode(text, add_special_tokens, param, bounded=False)
+        texts = None
+        if asked.return_token_strs:
+            texts = await encoder.off_loop(len(ids), lambda: list(map(encoder.tokenizer.token_text, ids)))
         answer = TokenizeAnswer(count=len(ids), max_model_len=self._context.max_model_len, tokens=ids, token_strs=texts)
         return json_response(answer, headers=headers)
 

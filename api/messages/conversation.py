@@ -110,9 +110,8 @@ def _thinking_fields(asked: protocol.CountTokensRequest) -> dict[str, Any]:
         "include_reasoning": wanted and thinking.display != "omitted",
         "chat_template_kwargs": {"enable_thinking": wanted} | (own or {}),
     }
-    effort = asked.output_config.effort if asked.output_config is not None else None
-    if effort is not None:
-        fields["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    if asked.output_config is not None:
+        fields["reasoning_effort"] = asked.output_config.effort
     return fields
 
 

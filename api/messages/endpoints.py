@@ -2,15 +2,17 @@
 
 import time
 import uuid
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.errors import RequestError
+from ..content import extent
 from ..context import ServerContext
 from ..dialect import AnswerHead
 from ..error_answers import shape_errors
-from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
 from ..openapi import BODY_ERRORS, GENERATION_ERRORS, Route
 from ..protocol import ChatCompletionRequest
@@ -19,7 +21,16 @@ from ..streaming import CollectedResponse, EventStreamResponse
 from .conversation import chat_request, own_names
 from .dialect import MessageCollector, MessageStream
 from .errors import message_error_response
-from .protocol import COUNT_TOKENS_FIELDS, MESSAGES_FIELDS, MessageError, MessageObject, TokenCount
+from .protocol import (
+    COUNT_TOKENS_FIELDS,
+    MESSAGES_FIELDS,
+    CountTokensRequest,
+    MessageError,
+    MessageObject,
+    TokenCount,
+)
+
+T = TypeVar("T")
 
 
 class MessagesEndpoints:
@@ -44,8 +55,11 @@ class MessagesEndpoints:
         model = self._context.resolve_model(asked.model)
         if asked.max_tokens < 1:
             raise RequestError.at("max_tokens", f"must be at least 1, not {asked.max_tokens}")
+        self._context.encoder.check_length(asked.messages, "messages", "messages")
         message_id = f"msg_{uuid.uuid4().hex}"
-        generation = await self._start(chat_request(asked), message_id)
+        generation = await self._in_chat(
+            asked, lambda chat: self._generation.chat_generation(chat, message_id, clamp=True)
+        )
         # Clients of this API ask for much and count on getting what the context leaves.
         in_context = generation.prompts[0].params.max_tokens != asked.max_tokens
         head = AnswerHead(message_id, int(time.time()), model)
@@ -58,11 +72,13 @@ class MessagesEndpoints:
         shape_errors(request.scope, message_error_response)
         asked, headers = await self._count_bodies.parse(request)
         self._context.resolve_model(asked.model)
-        generation = await self._start(chat_request(asked), "count")
-        return json_response(TokenCount(generation.num_prompt_tokens), headers=headers)
+        count = await self._in_chat(asked, self._generation.count_chat)
+        return json_response(TokenCount(count), headers=headers)
 
-    async def _start(self, asked: ChatCompletionRequest, message_id: str) -> Generation:
+    async def _in_chat(self, asked: CountTokensRequest, ask: Callable[[ChatCompletionRequest], Awaitable[T]]) -> T:
+        """``ask`` the same in the chat dialect. Raises ``RequestError`` with the names of this one."""
         try:
-            return await self._generation.chat_generation(asked, message_id, clamp=True)
+            size = extent(turn.content for turn in asked.messages)
+            return await ask(await self._context.encoder.off_loop(size, lambda: chat_request(asked)))
         except RequestError as error:
             raise own_names(error) from error

@@ -9,7 +9,7 @@ from ..fields import EndpointFields, whatever
 from ..protocol import TokenId
 
 
-class ContentBlock(msgspec.Struct, kw_only=True):
+class ContentBlock(msgspec.Struct, kw_only=True, gc=False):
     """A block of a message, of a system prompt or of a tool's result. ``cache_control`` is not needed: prefixes are
     cached by themselves."""
 
@@ -24,7 +24,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     thinking: str | None = None
 
 
-class MessageTurn(msgspec.Struct, kw_only=True):
+class MessageTurn(msgspec.Struct, kw_only=True, gc=False):
     """One turn of a conversation. An ``assistant`` turn at the end is the beginning of the answer."""
 
     role: str

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.errors import ContextLengthError, RequestError, UnsupportedFieldError
+from ..content import extent
 from ..context import ServerContext
 from ..generation import Generation
 from ..generation_endpoints import GenerationEndpoints
@@ -53,14 +54,19 @@ class ResponsesEndpoints:
         if asked.previous_response_id is not None:
             earlier = self.store.get(asked.previous_response_id, "previous_response_id").conversation
         response_id = f"resp_{uuid.uuid4().hex}"
-        messages = chat_messages(asked.instructions, earlier, new)
+        items = [*earlier, *new]
+        if asked.truncation != "auto":
+            self._context.encoder.check_length(items, "input", "items")
+        messages = await self._context.encoder.off_loop(
+            extent(item.content for item in items), lambda: chat_messages(asked.instructions, earlier, new)
+        )
         generation = await self._fitting_generation(asked, messages, response_id)
         response = self._response(asked, response_id, model, generation)
         builder = ResponseBuilder(response, generation, top_logprobs(asked))
 
         def keep(answer: ResponseObject) -> None:
             if answer.store:
-                self.store.put(answer.id, StoredResponse.of(answer, [*earlier, *new], len(new)))
+                self.store.put(answer.id, StoredResponse.of(answer, items, len(new)))
 
         if asked.stream:
             return EventStreamResponse(generation, ResponseStream(builder, keep), exchange)
@@ -94,7 +100,10 @@ class ResponsesEndpoints:
         stored = self.store.get(response_id, "response_id")
         items = item_dicts(stored.input_items, f"in_{response_id.removeprefix('resp_')}")
         query = request.query_params
-        if query.get("order", "desc") != "asc":
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise RequestError.at("order", f"must be asc or desc, not {order[:32]!r}")
+        if order == "desc":
             items.reverse()
         after = query.get("after")
         if after is not None:
@@ -150,6 +159,7 @@ class ResponsesEndpoints:
             created_at=int(time.time()),
             instructions=asked.instructions,
             max_output_tokens=asked.max_output_tokens,
+            max_tool_calls=asked.max_tool_calls,
             model=model,
             parallel_tool_calls=asked.parallel_tool_calls is not False,
             previous_response_id=asked.previous_response_id,

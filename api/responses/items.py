@@ -11,10 +11,10 @@ import msgspec
 
 from ...core.errors import RequestError
 from ..chat import ROLES
-from ..content import joined_text
+from ..content import message_text
 from ..dialect import encode_json
-from ..protocol import ChatMessage, FunctionCall, ToolCall
-from .protocol import InputItem, InputPart, OutputItem
+from ..protocol import ChatMessage, ContentPart, FunctionCall, ToolCall
+from .protocol import InputItem, OutputItem
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
@@ -153,16 +153,8 @@ class _Gathering:
             self._messages.append(turn)
 
 
-def _text(content: str | list[InputPart] | None, param: str, kinds: tuple[str, ...] = _TEXT_PARTS) -> str:
+def _text(content: str | list[ContentPart] | None, param: str, kinds: tuple[str, ...] = _TEXT_PARTS) -> str:
     """The text of a content, its parts joined with a newline."""
     if content is None:
         raise RequestError.at(param, "is required")
-    if not isinstance(content, str):
-        content = [_shown_refusal(part, kinds[0]) for part in content]
-    return joined_text(content, param, f"; this server takes only text: {', '.join(kinds)}", kinds)
-
-
-def _shown_refusal(part: InputPart, kind: str) -> InputPart:
-    """What a model once said in place of an answer is text like any other."""
-    refused = part.type == "refusal" and part.refusal is not None
-    return InputPart(type=kind, text=part.refusal) if refused else part
+    return message_text(content, param, f"; this server takes only text: {', '.join(kinds)}", kinds)

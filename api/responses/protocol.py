@@ -4,32 +4,24 @@ from typing import Any
 
 import msgspec
 
-from ..fields import EndpointFields, whatever
-from ..protocol import CommonFields
+from ..fields import CACHE_OPTIONS, EndpointFields, whatever
+from ..protocol import CommonFields, ContentPart
 from ..protocol_answers import TokenLogprob
 
 
-class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of a message, of a tool's output, of reasoning, or of a refusal. Only text can be served."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One item of a conversation: a message, a function call, its output, or reasoning."""
 
     type: str | None = None
     """``message`` where it is left out."""
     id: str | None = None
     role: str | None = None
-    content: str | list[InputPart] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
+    output: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
     status: str | None = None
 
 
@@ -111,6 +103,8 @@ class ResponsesRequest(CommonFields, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: str | GivenToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    """Bounds hosted tools, of which there are none here: only told again."""
     truncation: str | None = None
     """``disabled`` (default): a conversation over the context is a 400. ``auto``: its oldest turns are left out."""
     user: str | None = None
@@ -253,8 +247,7 @@ class ItemList(msgspec.Struct, kw_only=True):
 
 RESPONSES_FIELDS = EndpointFields(
     ResponsesRequest,
-    # The last two bound hosted tools and a cache that is managed by itself: neither can change an answer here.
-    frozenset({"max_tool_calls", "prompt_cache_retention", "prompt_cache_options"}),
+    CACHE_OPTIONS,
     {
         "background": (False,),
         "background_options": ({},),

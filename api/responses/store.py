@@ -10,10 +10,15 @@ from .protocol import InputItem, ResponseObject
 
 
 class UnknownResponseError(RequestError):
-    """No such response is kept here; 404."""
+    """No such response is kept here: 404 where the path names it, 400 where a body goes on from it."""
 
     status = 404
     code = "response_not_found"
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message, param)
+        if param == "previous_response_id":
+            self.status, self.code = 400, "previous_response_not_found"
 
 
 @dataclass(frozen=True, slots=True)

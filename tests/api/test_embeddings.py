@@ -192,6 +192,14 @@ def test_equal_documents_keep_their_order() -> None:
         (SCORE, {"text_1": "a"}, "text_2"),
         (SCORE, {"text_1": "a", "text_2": "x" * 300}, "text_2"),
         (SCORE, {"text_1": "a", "text_2": ["b"] * 2049}, "text_2"),
+        (SCORE, {"text_1": "", "text_2": "a"}, "text_1"),
+        (SCORE, {"text_1": ["a", "b"], "text_2": ["c", ""]}, "text_2"),
+        (SCORE, {"text_1": "x" * 300, "text_2": "a"}, "text_1"),
+        (SCORE, {"text_1": "x" * 6500, "text_2": "a"}, "text_1"),
+        (RERANK, {"query": "", "documents": ["a"]}, "query"),
+        (RERANK, {"query": "x" * 300, "documents": ["a", "b"]}, "query"),
+        (RERANK, {"query": "x" * 6500, "documents": ["a", "b"]}, "query"),
+        (RERANK, {"query": "a", "documents": ["a", "x" * 300]}, "documents"),
         (RERANK, {"query": "a", "documents": []}, "documents"),
         (RERANK, {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
         (RERANK, {"query": ["a"], "documents": ["b"]}, "query"),
@@ -201,6 +209,12 @@ def test_equal_documents_keep_their_order() -> None:
 )
 def test_what_is_wrong_with_pairs_is_told_by_name(path: str, body: dict[str, Any], param: str) -> None:
     refused(path, body, param)
+
+
+def test_of_two_texts_in_one_prompt_the_longer_one_is_too_long() -> None:
+    for query, document, param in (("x" * 200, "y" * 100, "query"), ("x" * 100, "y" * 200, "documents")):
+        body = {"query": query, "documents": [document]}
+        refused(RERANK, body, param, pooling=PAIRS, architecture="BertForSequenceClassification")
 
 
 def test_a_cross_encoder_gets_each_pair_as_one_prompt() -> None:

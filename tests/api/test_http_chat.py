@@ -26,7 +26,7 @@ def test_plain_answer_has_the_reference_shape() -> None:
     assert answer["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "Hello world"},
+            "message": {"role": "assistant", "content": "Hello world", "refusal": None},
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
@@ -105,7 +105,10 @@ def test_logprobs_list_the_best_tokens_from_high_to_low() -> None:
 
 
 def test_logprobs_without_top_logprobs_have_no_alternatives() -> None:
-    content = chat(logprobs=True)["choices"][0]["logprobs"]["content"]
+    logprobs = chat(logprobs=True)["choices"][0]["logprobs"]
+    content = logprobs["content"]
+    choices = [choice for event in stream(logprobs=True) for choice in event["choices"] if "logprobs" in choice]
+    assert all(told["refusal"] is None for told in (logprobs, *(choice["logprobs"] for choice in choices)))
     assert len(content) == 4 and all(entry["top_logprobs"] == [] for entry in content)
 
 
@@ -164,6 +167,25 @@ def test_text_parts_are_joined_with_a_newline() -> None:
     run(app.post(CHAT, {"messages": [{"role": "system", "content": parts}, {"role": "user", "content": parts[:1]}]}))
     run(app.post(CHAT, {"messages": [{"role": "system", "content": "one\ntwo"}, {"role": "user", "content": "one"}]}))
     assert app.engine.started[0][1] == app.engine.started[1][1]
+
+
+def test_what_the_model_once_refused_is_said_again_as_text() -> None:
+    app = StubApp()
+    part = {"type": "refusal", "refusal": "I cannot."}
+    for path, name, said in (
+        (CHAT, "messages", {"content": [part]}),
+        (CHAT, "messages", {"content": None, "refusal": "I cannot."}),
+        (CHAT, "messages", {"content": "I cannot."}),
+        ("/v1/responses", "input", {"content": [part]}),
+    ):
+        response = run(app.post(path, {name: [*HI, {"role": "assistant", **said}, *HI]}))
+        assert response.status_code == 200 and "x-octavo-ignored-fields" not in response.headers
+    assert len({tuple(ids) for _, ids, _ in app.engine.started}) == 1
+    open_turn = {"messages": [*HI, {"role": "assistant", "refusal": "I can"}], "continue_final_message": True}
+    answer = strict_json(run(app.post(CHAT, open_turn | {"echo": True})).content)
+    assert answer["choices"][0]["message"]["content"] == "I canHello world"
+    broken = {"role": "assistant", "content": [{"type": "refusal"}]}
+    check_error(run(app.post(CHAT, {"messages": [broken]})), 400, "messages[0].content[0].type")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +328,7 @@ def test_request_ids_come_back_in_the_answer_and_in_the_header() -> None:
     app = StubApp()
     response = run(app.post(CHAT, {"messages": HI, "request_id": "abc"}, {"x-request-id": "trace-1"}))
     assert strict_json(response.content)["id"] == "chatcmpl-abc"
-    assert response.headers["x-request-id"] == "trace-1"
+    assert response.headers["x-request-id"] == response.headers["request-id"] == "trace-1"
     name = app.engine.started[0][0]
     assert name.startswith("chatcmpl-abc-") and len(name) > len("chatcmpl-abc-")
     unusable = run(app.post(CHAT, {"messages": HI}, {"x-request-id": "has spaces"}))

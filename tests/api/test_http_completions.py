@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from stub_app import COMPLETIONS, StubApp, check_error, join_chunks, run, strict_json
-from stub_engine import StubEngine, make_tokenizer
+from stub_engine import START, StubEngine, make_tokenizer
+from tokenizers.processors import TemplateProcessing
 
 
 def complete(engine: StubEngine | None = None, **fields: Any) -> dict:
@@ -193,6 +194,31 @@ def test_echo_with_logprobs_covers_prompt_and_answer_with_offsets_from_its_start
     assert all(isinstance(value, float) for value in lists["token_logprobs"][1:])
     joined = join_chunks(stream(StubEngine(text=" world"), **body))[0]
     assert (joined.text, joined.lists) == (plain["text"], lists)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "skip", "text", "offsets"),
+    [
+        ([START, *make_tokenizer().encode("Hello")], True, "Hello world", [0, 0, 4, 5, 5]),
+        ([START, *make_tokenizer().encode("Hello")], False, "<|im_start|>Hello<|im_start|> world", [0, 12, 16, 17, 29]),
+        # A text is told as it came, with the special tokens that it holds and without those that were added.
+        ("Hell<|im_end|>o", True, "Hell<|im_end|>o world", [0, 0, 4, 14, 15, 15]),
+    ],
+)
+def test_offsets_leave_out_the_tokens_that_the_text_leaves_out(
+    prompt: Any, skip: bool, text: str, offsets: list[int]
+) -> None:
+    tokenizer = make_tokenizer()
+    world = tokenizer.encode(" world")
+    # As the tokenizers of many models do.
+    tokenizer._backend.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
+    )
+    engine = StubEngine(tokenizer=tokenizer, plays=lambda ids, params, index: [START, *world])
+    body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2, "skip_special_tokens": skip}
+    plain = complete(engine, **body)["choices"][0]
+    assert (plain["text"], plain["logprobs"]["text_offset"]) == (text, offsets)
+    assert join_chunks(stream(engine, **body))[0].lists == plain["logprobs"]
 
 
 def test_completion_logprobs_have_one_more_entry_when_the_chosen_token_is_outside_of_the_best() -> None:

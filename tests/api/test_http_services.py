@@ -51,6 +51,15 @@ def test_tokenize_and_detokenize_are_inverse() -> None:
     assert run(app.post("/detokenize", {"tokens": answer["tokens"]})).json() == {"prompt": text}
 
 
+@pytest.mark.parametrize("length", [300, 200_000])
+def test_more_than_the_context_is_tokenized_too(length: int) -> None:
+    app = StubApp()
+    answer = run(app.post("/tokenize", {"prompt": "x" * length, "return_token_strs": True})).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"]) == length
+    messages = [{"role": "user", "content": [{"type": "text", "text": "x" * length}]}]
+    assert run(app.post("/tokenize", {"messages": messages})).json()["count"] > length
+
+
 def test_tokenize_of_messages_is_what_a_chat_runs_on() -> None:
     app = StubApp()
     tokens = run(app.post("/tokenize", {"messages": HI})).json()["tokens"]

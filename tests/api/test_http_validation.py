@@ -1,5 +1,7 @@
 """What a client can get wrong: each thing is a 4xx in OpenAI's shape, and the server answers as before."""
 
+import importlib
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -124,7 +126,11 @@ def test_a_known_field_that_is_not_offered_is_refused_and_says_so(path: str, fie
     ("path", "fields"),
     [
         (CHAT, '"tools":[],"tool_choice":"auto","response_format":{"type":"text"},"modalities":["text"],"store":false'),
-        (CHAT, '"user":"u","metadata":{"a":"b"},"service_tier":"auto","parallel_tool_calls":true,"best_of":1'),
+        (
+            CHAT,
+            '"user":"u","metadata":{"a":"b"},"service_tier":"auto","parallel_tool_calls":true,"best_of":1,'
+            '"prompt_cache_retention":"24h"',
+        ),
         (COMPLETIONS, '"best_of":1,"suffix":null,"length_penalty":1,"use_beam_search":false,"user":"u"'),
     ],
 )
@@ -241,6 +247,48 @@ def test_a_body_over_the_limit_is_a_413_with_and_without_its_length_declared() -
     for response in (run(app.post(COMPLETIONS, body)), run(post_chunked())):
         assert "2000" in check_error(response, 413)["message"]
     assert run(app.post(COMPLETIONS, {"prompt": "a"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "fields"),
+    [(CHAT, "messages", {}), ("/v1/messages", "messages", {"max_tokens": 5}), ("/v1/responses", "input", {})],
+)
+def test_more_messages_than_the_context_has_tokens_are_refused_unread(
+    path: str, name: str, fields: dict[str, Any]
+) -> None:
+    unread = [*HI * 256, {"role": "wizard", "content": "a"}]
+    response = run(StubApp().post(path, {name: unread, **fields}))
+    assert response.status_code == 400 and "maximum context length is 256 tokens" in response.text
+    assert "the prompt is too long: it has 257" in response.text
+    assert "wizard" in run(StubApp(StubEngine(context=257)).post(path, {name: unread, **fields})).text
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "converters", "fields"),
+    [
+        (CHAT, "messages", ["context.template_messages"], {}),
+        ("/tokenize", "messages", ["context.template_messages"], {}),
+        ("/v1/messages/count_tokens", "messages", ["context.template_messages", "messages.endpoints.chat_request"], {}),
+        ("/v1/responses", "input", ["responses.endpoints.chat_messages"], {"truncation": "auto"}),
+    ],
+)
+def test_many_messages_are_converted_off_the_event_loop(
+    path: str, name: str, converters: list[str], fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    for converter in converters:
+        module, _, function = f"octavo.api.{converter}".rpartition(".")
+        real = getattr(importlib.import_module(module), function)
+
+        def convert(*args: Any, real: Any = real) -> Any:
+            threads.append(threading.current_thread())
+            return real(*args)
+
+        monkeypatch.setattr(f"octavo.api.{converter}", convert)
+    turns = [{"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant")] * 2000
+    app = StubApp(StubEngine(context=256 if "truncation" in fields else 100_000))
+    assert run(app.post(path, {name: [*turns, *HI], **fields})).status_code == 200
+    assert len(threads) == len(converters) and threading.main_thread() not in threads
 
 
 def test_a_compressed_body_is_refused_and_says_so() -> None:

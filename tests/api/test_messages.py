@@ -249,6 +249,15 @@ def test_tokens_are_counted_as_the_model_would_get_them() -> None:
     check_message_error(run(app.post(COUNT, {"messages": []})), 400, "invalid_request_error", "messages")
 
 
+def test_a_conversation_over_the_context_is_counted_so_that_a_client_can_shorten_it() -> None:
+    app = StubApp()
+    fixed = plain_of(app, COUNT, {"messages": HI})["input_tokens"] - len("hi")
+    for length in (256, 3000, 200_000):
+        body = {"messages": [{"role": "user", "content": "x" * length}]}
+        assert plain_of(app, COUNT, body) == {"input_tokens": fixed + length}
+    assert app.engine.started == []
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_goes_away_aborts_its_request(streamed: bool) -> None:
     async def scenario() -> None:

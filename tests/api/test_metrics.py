@@ -31,9 +31,8 @@ def make_metrics() -> Metrics:
 def finished(**changes: object) -> FinishedRequestStats:
     """A request of 10 prompt tokens, 4 of them cached, and 5 generated ones."""
     fields = {
-        "request_id": "r", "finish_reason": "stop", "num_prompt_tokens": 10, "num_cached_tokens": 4,
-        "num_generated_tokens": 5, "num_preemptions": 0, "queue_seconds": 0.5, "prefill_seconds": 0.25,
-        "decode_seconds": 2.0, "e2e_seconds": 2.75,
+        "finish_reason": "stop", "num_prompt_tokens": 10, "num_cached_tokens": 4, "num_generated_tokens": 5,
+        "queue_seconds": 0.5, "prefill_seconds": 0.25, "decode_seconds": 2.0, "e2e_seconds": 2.75,
     } | changes  # fmt: skip
     return FinishedRequestStats(**fields)  # type: ignore[arg-type]
 

@@ -1,13 +1,14 @@
 """Reasoning is told from content: by the end of the prompt, in any split, with and without calls."""
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from answer_reading import TOOLS, Answer, collect, cut, read
 from chat_answers import CALL, LAMP, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.shared_params.reasoning_effort import ReasoningEffort
 from stub_app import CHAT, HI, StubApp, check_error, run, strict_json
 from stub_engine import StubEngine, make_tokenizer
 
@@ -101,7 +102,8 @@ def test_reasoning_and_calls_together_are_read_the_same_in_any_split(
 def test_reasoning_comes_under_both_names_streamed_and_plain(piece: int) -> None:
     [answer] = both(playing("<think>\nI weigh it.\n</think>\n\nYes.", piece=piece))
     assert answer["message"] == {
-        "role": "assistant", "content": "Yes.", "reasoning_content": "I weigh it.", "reasoning": "I weigh it."
+        "role": "assistant", "content": "Yes.", "reasoning_content": "I weigh it.", "reasoning": "I weigh it.",
+        "refusal": None,
     }  # fmt: skip
     assert answer["finish_reason"] == "stop"
 
@@ -113,12 +115,12 @@ def test_a_template_that_opens_the_reasoning_is_followed() -> None:
 
 def test_tags_in_the_conversation_do_not_matter() -> None:
     [answer] = both(playing("Yes."), messages=[{"role": "user", "content": "What is <think> for?"}])
-    assert answer["message"] == {"role": "assistant", "content": "Yes."}
+    assert answer["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
 
 
 def test_reasoning_can_be_left_out() -> None:
     [answer] = both(playing("<think>I weigh it.</think>Yes."), include_reasoning=False)
-    assert answer["message"] == {"role": "assistant", "content": "Yes."}
+    assert answer["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
 
 
 def test_calls_follow_reasoning_and_markup_within_it_is_none() -> None:
@@ -141,9 +143,16 @@ def test_reasoning_tokens_are_counted() -> None:
 
 def test_reasoning_effort_reaches_the_template_and_none_ends_thinking() -> None:
     engine = playing("Yes.")
-    both(engine, reasoning_effort="high")
     assert engine.tokenizer is not None
-    assert "effort high\n" in engine.tokenizer.decode(engine.started[-1][1])
+    for effort in get_args(get_args(ReasoningEffort)[0]):  # all that the official client knows
+        both(engine, reasoning_effort=effort)
+        assert f"effort {effort}\n" in engine.tokenizer.decode(engine.started[-1][1])
+    for path, body in (
+        ("/v1/responses", {"input": "hi", "reasoning": {"effort": "max"}}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 9, "output_config": {"effort": "max"}}),
+    ):
+        assert run(StubApp(engine).post(path, body)).status_code == 200
+        assert "effort max\n" in engine.tokenizer.decode(engine.started[-1][1])
     both(engine, reasoning_effort="none")
     assert engine.tokenizer.decode(engine.started[-1][1]).endswith("<think>\n\n</think>\n\n")
     both(engine, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})

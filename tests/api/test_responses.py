@@ -23,7 +23,8 @@ def stream(engine: StubEngine | None = None, **fields: object) -> list[dict]:
 
 
 def test_a_plain_answer_has_the_reference_shape() -> None:
-    answer = respond(metadata={"a": "b"}, user="ann", max_output_tokens=9, temperature=0.5, instructions="be brief")
+    answer = respond(metadata={"a": "b"}, user="ann", max_output_tokens=9, max_tool_calls=3, temperature=0.5,
+                     instructions="be brief")  # fmt: skip
     assert answer["id"].startswith("resp_") and answer["object"] == "response"
     (item,) = answer["output"]
     assert item == {
@@ -44,7 +45,8 @@ def test_a_plain_answer_has_the_reference_shape() -> None:
     }
     told = {
         "status": "completed", "error": None, "incomplete_details": None, "model": MODEL, "instructions": "be brief",
-        "metadata": {"a": "b"}, "user": "ann", "max_output_tokens": 9, "temperature": 0.5, "top_p": 1.0, "tools": [],
+        "metadata": {"a": "b"}, "user": "ann", "max_output_tokens": 9, "max_tool_calls": 3, "temperature": 0.5,
+        "top_p": 1.0, "tools": [],
         "tool_choice": "auto", "parallel_tool_calls": True, "previous_response_id": None, "store": True,
         "truncation": "disabled", "background": False, "reasoning": {"effort": None, "summary": None},
         "text": {"format": {"type": "text"}, "verbosity": "medium"},

@@ -49,7 +49,9 @@ def test_a_kept_response_is_read_as_it_was_told_until_it_is_deleted(streamed: bo
     for method in ("GET", "DELETE"):
         status, body = call(app, method, path)
         assert (status, body["error"]["code"], body["error"]["param"]) == (404, "response_not_found", "response_id")
-    check_error(run(app.post(RESPONSES, {"input": "b", "previous_response_id": told["id"]})), 404)
+    going_on = run(app.post(RESPONSES, {"input": "b", "previous_response_id": told["id"], "stream": streamed}))
+    error = check_error(going_on, 400, "previous_response_id")
+    assert (error["type"], error["code"]) == ("invalid_request_error", "previous_response_not_found")
 
 
 def test_a_response_that_is_not_stored_is_not_found() -> None:
@@ -92,7 +94,7 @@ def test_input_items_are_listed_in_pages_and_are_the_responses_own() -> None:
     assert [item["content"][0]["text"] for item in rest["data"]] == ["a"] and not rest["has_more"]
     _, ordered = call(app, "GET", f"{path}?order=asc")
     assert [item["content"][0]["text"] for item in ordered["data"]] == ["a", "b", "c"]
-    for query in ("limit=0", "limit=x", "after=nobody"):
+    for query in ("limit=0", "limit=x", "after=nobody", "order=foo"):
         assert call(app, "GET", f"{path}?{query}")[0] == 400
 
 

@@ -49,7 +49,7 @@ def test_a_call_ends_by_the_kind_of_choice(choice: Any, text: str, finish: str, 
 def test_plain_text_with_tools_given_stops_without_calls() -> None:
     [answer] = both(playing("It is bright."), tools=TOOLS)
     assert answer["finish_reason"] == "stop"
-    assert answer["message"] == {"role": "assistant", "content": "It is bright."}
+    assert answer["message"] == {"role": "assistant", "content": "It is bright.", "refusal": None}
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])

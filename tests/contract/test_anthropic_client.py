@@ -33,6 +33,7 @@ def test_a_message_is_typed_and_counts_its_tokens(claude: Anthropic) -> None:
     message = claude.messages.create(**GREEDY)
     assert message.content[0].type == "text" and "Paris" in message.content[0].text
     assert message.role == "assistant" and message.model == MODEL
+    assert message._request_id
     assert message.stop_reason in ("end_turn", "max_tokens") and message.usage.output_tokens <= 12
     counted = claude.messages.count_tokens(model=MODEL, messages=FRANCE)
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)

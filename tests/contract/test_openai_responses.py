@@ -69,9 +69,9 @@ def test_a_conversation_goes_on_and_is_deleted(client: OpenAI) -> None:
     items = client.responses.input_items.list(second.id)
     assert [item.type for item in items] == ["message"]
     client.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError) as raised:
+    with pytest.raises(openai.BadRequestError) as raised:
         client.responses.create(input="again", previous_response_id=first.id, **GREEDY)
-    assert raised.value.param == "previous_response_id"
+    assert (raised.value.code, raised.value.param) == ("previous_response_not_found", "previous_response_id")
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(second.id)
 

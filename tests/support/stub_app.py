@@ -112,7 +112,7 @@ def join_chunks(events: list[dict[str, Any]]) -> dict[int, StreamedChoice]:
             logprobs = part.get("logprobs") or {}
             choice.logprobs += logprobs.get("content", [])
             for name, values in logprobs.items():
-                if name != "content":
+                if name not in ("content", "refusal"):
                     choice.lists.setdefault(name, []).extend(values)
     return choices
 
