@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpu": _cpu_model(),
-        "cores": str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()),
+        "cores": str(len(os.sched_getaffinity(0))),
         "native bfloat16": "yes" if cpu_has_bfloat16() else "no",
         "nvidia driver": _nvidia_driver(),
     }

@@ -48,19 +48,14 @@ def open_listener(host: str, port: int, shared: bool = False) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigurationError(f"--host {host!r} is no address: {error}") from error
     # localhost stands for ::1 and 127.0.0.1; most clients try the latter.
-    family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
+    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     try:
-        # A port whose last server has just ended is free, though the kernel still waits for stray packets.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
+        # It also reuses an address whose last server has just ended: the kernel still waits for stray packets there.
+        both = family == socket.AF_INET6
+        listener = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=shared, dualstack_ipv6=both)
     except OSError as error:
-        listener.close()
         raise ConfigurationError(_reason(error, host, port)) from error
+    listener.setblocking(False)
     return listener
 
 

@@ -183,19 +183,16 @@ class LLM:
 
         ``tools`` are told to the model; its text then holds its calls, which ``octavo.api.tools`` has parsers for.
         """
-        template = self._chat_template
-        prompts = [
-            self._rendered(
-                template.prompt(
-                    [dict(message) for message in conversation],
-                    tools=tools,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    **(chat_template_kwargs or {}),
-                )
-            )
-            for conversation in _as_conversations(messages)
-        ]
+        template, tokenizer = self._chat_template, self.tokenizer
+        assert tokenizer is not None
+        options: dict[str, Any] = dict(chat_template_kwargs or {})
+        options |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        prompts = []
+        for conversation in _as_conversations(messages):
+            text = template.prompt([dict(turn) for turn in conversation], tools, **options)
+            # The template has written the special tokens already.
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
         return self.generate(prompts, sampling_params, use_tqdm)
 
     @cached_property
@@ -203,11 +200,6 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError("chat needs a tokenizer, and none is loaded (skip_tokenizer_init)", "messages")
         return ChatTemplate.from_tokenizer(self.tokenizer, self._template_override)
-
-    def _rendered(self, text: str) -> dict[str, Any]:
-        assert self.tokenizer is not None
-        # The template has written the special tokens already.
-        return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
 
     def close(self) -> None:
         """End the engine. May be called twice."""

@@ -5,7 +5,6 @@ Settings of the model and the engine are in ``core/engine_args.py``.
 
 import os
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -110,8 +109,6 @@ class ServerArgs:
             raise ConfigurationError(
                 f"--api-server-count must be between 1 and {MAX_API_SERVERS}, not {self.api_server_count}"
             )
-        if self.api_server_count > 1 and sys.platform != "linux":
-            raise ConfigurationError("--api-server-count above 1 needs Linux; leave it out")
         check_least(self, max_body_bytes=1, responses_store_size=0, responses_store_bytes=1, max_queued_requests=0)
         if not 0.0 <= self.shutdown_timeout < 86400.0:
             raise ConfigurationError(f"--shutdown-timeout must be 0 to 86400 seconds, not {self.shutdown_timeout}")

@@ -36,7 +36,7 @@ class EngineCoreProc:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
-        self.timeline = StartupTimeline(f"engine-{spec.index}")
+        self.timeline = StartupTimeline("engine-0")
         self._context = zmq.Context()
         self._output_context = zmq.Context()  # of its own, so that its end waits for the last message, and only that
         self._outputs: queue.SimpleQueue[tuple[int, EngineCoreMessage] | None] = queue.SimpleQueue()
@@ -132,7 +132,7 @@ def main(payload: bytes, fds: list[int]) -> None:
     spec = msgspec.msgpack.decode(payload, type=EngineSpec)
     for seat in spec.seats:
         on_parent_death.append(partial(shutil.rmtree, seat.folder, ignore_errors=True))
-    configure_logging(f"engine-{spec.index}")
+    configure_logging("engine-0")
     status = EngineCoreProc(spec).run()
     logging.shutdown()
     os._exit(status)  # threads and device work are not waited for: the cause was reported

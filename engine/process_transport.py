@@ -41,7 +41,6 @@ class EngineSpec(msgspec.Struct, frozen=True):
     config: EngineConfig
     seats: list[EngineSeat]
     """One for each client, by its number."""
-    index: int = 0
 
 
 class ProcessTransport(EngineTransport):
@@ -72,7 +71,7 @@ class ProcessTransport(EngineTransport):
         assert self._own is not None
         spec = EngineSpec(self._config, self._seats)
         self._process = ChildProcess(
-            f"engine-{spec.index}",
+            "engine-0",
             "octavo.engine.engine_process:main",
             msgspec.msgpack.encode(spec),
             on_exit=self._on_exit,

@@ -157,8 +157,6 @@ def run_child() -> None:
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel end this process when the thread of ``parent`` that started it ends."""
-    if sys.platform != "linux":
-        return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the kernel was asked
         os._exit(1)

@@ -14,8 +14,6 @@ import contextlib
 import mmap
 import os
 import struct
-import sys
-import tempfile
 from typing import NamedTuple
 
 NUM_SLOTS = 16
@@ -57,11 +55,7 @@ class WriterEnd(NamedTuple):
 
 def make_ring(num_readers: int) -> tuple[WriterEnd, list[ReaderEnd]]:
     """Shared memory and pipes for one writer and so many readers."""
-    if sys.platform == "linux":
-        memory = os.memfd_create("octavo-ring")
-    else:
-        with tempfile.TemporaryFile() as file:  # its name is gone as soon as it is made
-            memory = os.dup(file.fileno())
+    memory = os.memfd_create("octavo-ring")
     os.ftruncate(memory, NUM_SLOTS * SLOT_BYTES)
     filled = [os.pipe() for _ in range(num_readers)]
     emptied = [os.pipe() for _ in range(num_readers)]
