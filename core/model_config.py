@@ -1,5 +1,6 @@
 """What ``config.json`` says about a model, read without torch or transformers."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,8 @@ def _context(rope: RopeConfig, max_position: int, asked: int | None) -> int:
     # The factor stretches the positions that the model was trained on. llama3 counts them already, and so do some
     # models with yarn; others name the positions they were trained on twice.
     if rope.kind == "yarn" or (rope.kind in ("linear", "dynamic") and trained is None):
-        limit = max(max_position, int((trained or max_position) * float(rope.parameters.get("factor", 1.0))))
+        with suppress(TypeError, ValueError, OverflowError):  # the rotation refuses what is no number, by its name
+            limit = max(max_position, int((trained or max_position) * float(rope.parameters.get("factor", 1.0))))
     if asked is None:
         return limit
     if asked < 2:

@@ -41,6 +41,7 @@ def test_end_tokens_and_defaults_of_the_generation_config(
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}, 4000),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250}, 1000),
         ({"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 250}, 1000),
+        ({"rope_type": "yarn", "factor": "two"}, 1000),  # the rotation says what is wrong
     ],
 )
 def test_the_context_is_as_long_as_the_rotation_is_stretched(

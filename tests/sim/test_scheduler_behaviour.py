@@ -111,26 +111,17 @@ def test_rows_decode_longest_first_whenever_they_joined() -> None:
     assert told[-1] == rows.tolist()
 
 
-def test_priority_decides_before_lost_work() -> None:
+@pytest.mark.parametrize(("policy", "victim"), [("priority", "r0"), ("fcfs", "r1")])
+def test_priority_decides_before_lost_work_if_that_is_the_policy(policy: str, victim: str) -> None:
     simulation = Simulation(
-        make_config(num_blocks=13, block_size=4, max_num_seqs=4, budget=64, overlap=False, policy="priority")
+        make_config(num_blocks=13, block_size=4, max_num_seqs=4, budget=64, overlap=False, policy=policy)
     )
     simulation.add(0, [1] * 16, max_tokens=30, priority=5)
     simulation.step()
     simulation.add(1, [2] * 12, max_tokens=30, priority=0)
     while not simulation.scheduler.num_preemptions:
         simulation.step()
-    assert [request.request_id for request in simulation.scheduler.waiting] == ["r0"]
-
-
-def test_without_the_policy_a_priority_decides_nothing() -> None:
-    simulation = Simulation(make_config(num_blocks=13, block_size=4, max_num_seqs=4, budget=64, overlap=False))
-    simulation.add(0, [1] * 16, max_tokens=30, priority=5)
-    simulation.step()
-    simulation.add(1, [2] * 12, max_tokens=30, priority=0)
-    while not simulation.scheduler.num_preemptions:
-        simulation.step()
-    assert [request.request_id for request in simulation.scheduler.waiting] == ["r1"]
+    assert [request.request_id for request in simulation.scheduler.waiting] == [victim]
 
 
 def test_running_requests_get_a_token_in_every_step_beside_a_long_prompt() -> None:
