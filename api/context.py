@@ -21,9 +21,8 @@ from .chat_template import ChatTemplate
 from .content import extent
 from .dialect import AnswerHead
 from .errors import EngineLoadingError, ServerStoppingError
-from .exchange import Exchange
 from .fields import EndpointFields
-from .open_requests import OpenRequests
+from .open_requests import Exchange, OpenRequests
 from .prompts import PromptEncoder, TokensPrompt
 from .protocol import ChatMessage
 from .request_log import RequestLog, keep_log

@@ -45,7 +45,6 @@ class Collector(Protocol):
 
     def add(self, events: list[Event]) -> None:
         """Take in these events."""
-        ...
 
     def answer(self) -> msgspec.Struct:
         """The answer, once all events are in."""

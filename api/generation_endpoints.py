@@ -56,8 +56,9 @@ class GenerationEndpoints:
         self._context.answers.check(tools)
         if asked.top_logprobs and not asked.logprobs:
             raise RequestError.at("top_logprobs", "is only allowed with logprobs set to true")
-        check_logprobs(asked.top_logprobs, self._context.engine.config.max_logprobs, "top_logprobs")
-        check_logprobs(asked.prompt_logprobs, self._context.engine.config.max_logprobs, "prompt_logprobs")
+        check_logprobs(
+            self._context.engine.config, top_logprobs=asked.top_logprobs, prompt_logprobs=asked.prompt_logprobs
+        )
         renamed = {"logprobs": "top_logprobs", "structured_outputs": structured_field(asked)}
         max_tokens = asked.max_tokens
         if asked.max_completion_tokens is not None:
@@ -130,8 +131,7 @@ class GenerationEndpoints:
         check_stream_options(asked.stream, asked.stream_options)
         head, engine_id = self._context.answer_head("cmpl", asked.model, asked.request_id)
         check_generates(self._context.engine.config)
-        check_logprobs(asked.logprobs, self._context.engine.config.max_logprobs, "logprobs")
-        check_logprobs(asked.prompt_logprobs, self._context.engine.config.max_logprobs, "prompt_logprobs")
+        check_logprobs(self._context.engine.config, logprobs=asked.logprobs, prompt_logprobs=asked.prompt_logprobs)
         if asked.max_tokens == 0 and not asked.echo:
             raise RequestError("max_tokens 0 only makes sense with echo, which scores the prompt", "max_tokens")
         prompts = await self._prompts(asked)

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive
 
 from ..core.errors import OctavoError, OverloadedError
 from .errors import ClientGoneError
+from .request_log import RequestLog
 from .shared_numbers import SharedNumbers
 
 
@@ -116,3 +118,13 @@ class OpenRequests:
         except TimeoutError:
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a request's answer needs beside a generation. ``ServerContext.accept`` makes it."""
+
+    headers: dict[str, str]
+    """Headers of the answer, beside those of its form."""
+    log: RequestLog
+    open_requests: OpenRequests

@@ -1,7 +1,7 @@
 """What the vectors of a request become: embeddings, scores, or a ranking."""
 
 import base64
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -12,13 +12,17 @@ from . import pooling_protocol as protocol
 from .dialect import AnswerHead
 from .generation import ChoiceDelta, Event, Generation
 
+Translation = Callable[[AnswerHead, list[np.ndarray], protocol.PoolingUsage], msgspec.Struct]
+"""Makes the answer of all vectors, float32, in the order of the prompts."""
 
-class VectorCollector(ABC):
+
+class VectorCollector:
     """``Collector`` that waits for the vector of every prompt."""
 
-    def __init__(self, head: AnswerHead, generation: Generation) -> None:
-        self.head = head
-        self._generation = generation
+    def __init__(self, head: AnswerHead, generation: Generation, translation: Translation) -> None:
+        self._head = head
+        self._translation = translation
+        self._usage = protocol.PoolingUsage(generation.num_prompt_tokens, generation.num_prompt_tokens)
         self._vectors: list[np.ndarray | None] = [None] * len(generation.prompts)
 
     def add(self, events: list[Event]) -> None:
@@ -27,77 +31,49 @@ class VectorCollector(ABC):
             if isinstance(event, ChoiceDelta):
                 self._vectors[event.prompt_index] = event.vector
 
-    @property
-    def vectors(self) -> list[np.ndarray]:
-        """All vectors, float32, in the order of the prompts. Raises ``RequestFailedError`` if one is missing."""
+    def answer(self) -> msgspec.Struct:
+        """See ``Collector``. Raises ``RequestFailedError`` if a vector is missing."""
         whole = [vector for vector in self._vectors if vector is not None]
         if len(whole) < len(self._vectors):
             raise RequestFailedError("the request was aborted")
-        return whole
-
-    @property
-    def usage(self) -> protocol.PoolingUsage:
-        """Token counts."""
-        return protocol.PoolingUsage(self._generation.num_prompt_tokens, self._generation.num_prompt_tokens)
-
-    @abstractmethod
-    def answer(self) -> msgspec.Struct:
-        """See ``Collector``."""
+        return self._translation(self._head, whole, self._usage)
 
 
-class EmbeddingCollector(VectorCollector):
+def as_embeddings(encoding_format: str | None) -> Translation:
     """The vectors themselves."""
+    encoded = _base64 if encoding_format == "base64" else np.ndarray.tolist
 
-    def __init__(self, head: AnswerHead, generation: Generation, encoding_format: str | None) -> None:
-        super().__init__(head, generation)
-        self._encoded = _base64 if encoding_format == "base64" else np.ndarray.tolist
+    def answer(head: AnswerHead, vectors: list[np.ndarray], usage: protocol.PoolingUsage) -> protocol.EmbeddingList:
+        data = [protocol.Embedding(index=index, embedding=encoded(vector)) for index, vector in enumerate(vectors)]
+        return protocol.EmbeddingList(data=data, model=head.model, usage=usage)
 
-    def answer(self) -> protocol.EmbeddingList:
-        data = [
-            protocol.Embedding(index=index, embedding=self._encoded(vector))
-            for index, vector in enumerate(self.vectors)
-        ]
-        return protocol.EmbeddingList(data=data, model=self.head.model, usage=self.usage)
+    return answer
 
 
-class ScoreCollector(VectorCollector):
-    """One score for each pair of texts."""
+def as_scores(scoring: Scoring, num_first: int) -> Translation:
+    """One score for each pair of texts, in the order of the second ones."""
 
-    def __init__(self, head: AnswerHead, generation: Generation, scoring: Scoring, num_first: int) -> None:
-        super().__init__(head, generation)
-        self._scoring = scoring
-        self._num_first = num_first
+    def answer(head: AnswerHead, vectors: list[np.ndarray], usage: protocol.PoolingUsage) -> protocol.ScoreList:
+        found = scoring.scores(vectors, num_first)
+        data = [protocol.Score(index=index, score=score) for index, score in enumerate(found)]
+        return protocol.ScoreList(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
 
-    @property
-    def scores(self) -> list[float]:
-        """The scores, in the order of the second texts."""
-        return self._scoring.scores(self.vectors, self._num_first)
-
-    def answer(self) -> protocol.ScoreList | protocol.Ranking:
-        data = [protocol.Score(index=index, score=score) for index, score in enumerate(self.scores)]
-        head = self.head
-        return protocol.ScoreList(id=head.id, created=head.created, model=head.model, data=data, usage=self.usage)
+    return answer
 
 
-class RankingCollector(ScoreCollector):
-    """The documents by their score, the best first, equal ones in the order of the request."""
+def as_ranking(scoring: Scoring, texts: list[str] | None, top_n: int | None) -> Translation:
+    """The documents by their score, the best first, equal ones in the order of the request; with ``texts``, if any."""
 
-    def __init__(
-        self, head: AnswerHead, generation: Generation, scoring: Scoring, documents: list[str] | int, top_n: int | None
-    ) -> None:
-        """``documents``: their texts, or how many there are, where none are to be returned."""
-        super().__init__(head, generation, scoring, num_first=1)
-        self._documents = documents
-        self._top_n = top_n
-
-    def answer(self) -> protocol.Ranking:
-        scores, texts = self.scores, self._documents
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top_n]
-        results = [protocol.RankedDocument(index=index, relevance_score=scores[index]) for index in order]
-        if not isinstance(texts, int):
+    def answer(head: AnswerHead, vectors: list[np.ndarray], usage: protocol.PoolingUsage) -> protocol.Ranking:
+        found = scoring.scores(vectors, 1)
+        order = sorted(range(len(found)), key=lambda index: -found[index])[:top_n]
+        results = [protocol.RankedDocument(index=index, relevance_score=found[index]) for index in order]
+        if texts is not None:
             for result in results:
                 result.document = protocol.RerankDocument(texts[result.index])
-        return protocol.Ranking(id=self.head.id, model=self.head.model, results=results, usage=self.usage)
+        return protocol.Ranking(id=head.id, model=head.model, results=results, usage=usage)
+
+    return answer
 
 
 def _base64(vector: np.ndarray) -> str:

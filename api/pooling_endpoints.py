@@ -12,7 +12,7 @@ from .completions import split_prompts
 from .context import ServerContext
 from .generation import Generation
 from .openapi import GENERATION_ERRORS, Route
-from .pooling import EmbeddingCollector, RankingCollector, ScoreCollector
+from .pooling import VectorCollector, as_embeddings, as_ranking, as_scores
 from .streaming import CollectedResponse
 
 MAX_INPUTS = 2048
@@ -54,7 +54,7 @@ class PoolingEndpoints:
             prompts = [(ids, params) for ids in encoded]
         prepared = await self._prepare(prompts, ["input"] * len(prompts))
         generation = Generation(self._context.engine, engine_id, prepared)
-        collector = EmbeddingCollector(head, generation, asked.encoding_format)
+        collector = VectorCollector(head, generation, as_embeddings(asked.encoding_format))
         return CollectedResponse(generation, collector, exchange)
 
     async def score(self, request: Request) -> Response:
@@ -65,7 +65,7 @@ class PoolingEndpoints:
         second = [asked.text_2] if isinstance(asked.text_2, str) else asked.text_2
         prepared = await self._pairs(first, second, _params(asked), ("text_1", "text_2"))
         generation = Generation(self._context.engine, engine_id, prepared)
-        collector = ScoreCollector(head, generation, self._scoring, len(first))
+        collector = VectorCollector(head, generation, as_scores(self._scoring, len(first)))
         return CollectedResponse(generation, collector, exchange)
 
     async def rerank(self, request: Request) -> Response:
@@ -77,8 +77,8 @@ class PoolingEndpoints:
         documents = [one if isinstance(one, str) else one.text for one in asked.documents]
         prepared = await self._pairs([asked.query], documents, _params(asked), ("query", "documents"))
         generation = Generation(self._context.engine, engine_id, prepared)
-        shown = len(documents) if asked.return_documents is False else documents
-        collector = RankingCollector(head, generation, self._scoring, shown, asked.top_n)
+        shown = None if asked.return_documents is False else documents
+        collector = VectorCollector(head, generation, as_ranking(self._scoring, shown, asked.top_n))
         return CollectedResponse(generation, collector, exchange)
 
     async def _pairs(

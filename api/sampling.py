@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.config import EngineConfig
 from ..core.errors import RequestError
 from ..core.sampling_params import RequestOutputKind, SamplingParams
 from .protocol import SamplingFields
@@ -71,10 +72,11 @@ def rename_param(error: RequestError, renamed: dict[str, str]) -> RequestError:
     return type(error)(message, own, error.code)
 
 
-def check_logprobs(count: int | None, limit: int, param: str) -> None:
-    """Raises ``RequestError`` if more alternatives are asked for than ``--max-logprobs``, or fewer than none."""
-    if count is not None and not 0 <= count <= limit:
-        raise RequestError.at(param, f"must be between 0 and {limit}, not {count}")
+def check_logprobs(config: EngineConfig, **counts: int | None) -> None:
+    """Raises ``RequestError`` if a field asks for more alternatives than ``--max-logprobs``, or for fewer than none."""
+    for param, count in counts.items():
+        if count is not None and not 0 <= count <= config.max_logprobs:
+            raise RequestError.at(param, f"must be between 0 and {config.max_logprobs}, not {count}")
 
 
 def check_stream_options(stream: bool | None, stream_options: msgspec.Struct | None) -> None:

@@ -12,8 +12,8 @@ from ..core.errors import OctavoError, OverloadedError
 from .dialect import Collector, StreamWriter, encode_json
 from .error_answers import error_status, log_internal_error, shaped_error
 from .errors import ClientGoneError
-from .exchange import Exchange
 from .generation import Event, Generation
+from .open_requests import Exchange
 from .tracing import TRACING, Tracing
 
 HEADERS_AFTER = 1.0

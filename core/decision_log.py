@@ -30,8 +30,3 @@ class LoggedDecisions(DecisionLog):
 
     def event(self, request: Request, kind: str, reason: str) -> None:
         logger.info("request %s %s%s", request.request_id, kind, f": {reason}" if reason else "")
-
-
-def make_decision_log(wanted: bool) -> DecisionLog:
-    """The log to use."""
-    return LoggedDecisions() if wanted else DecisionLog()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .config import EngineConfig
-from .decision_log import make_decision_log
+from .decision_log import DecisionLog, LoggedDecisions
 from .engine_output import EngineCoreOutputs, Started
 from .grammar import GrammarSpec
 from .integrity import check_integrity
@@ -98,7 +98,7 @@ class Scheduler:
         self._step = 0
         self._released: list[int] = []
         self._last_rows: np.ndarray | None = None
-        self._log = make_decision_log(self.config.log_decisions)
+        self._log = LoggedDecisions() if self.config.log_decisions else DecisionLog()
         self._results = StepResults(self, num_clients)
 
     # Requests come and go.

@@ -194,7 +194,7 @@ def launch_all(config: EngineConfig, prompts: bool) -> None:
         prompt_graphs = PromptGraphs(config, model, attention, GraphPool())
         for size in (prompt_graphs.sizes[-1], prompt_graphs.sizes[0]):
             for chunks in (1, rows):
-                prompt_graphs.forward(*prompt_graphs.shape_for(size, chunks))
+                prompt_graphs.forward(*prompt_graphs.shape_for(size, chunks), True)
         decode_graphs = DecodeGraphs(config, model, attention, mirror, GraphPool())
         for size in reversed(decode_graphs.sizes):
             decode_graphs.forward(size)

@@ -35,7 +35,6 @@ class WorkerProtocol(Protocol):
         self, token_bytes: list[bytes], special_ids: list[int], end_ids: list[int], definition: str
     ) -> None:
         """What the tokens stand for; comes before the first grammar."""
-        ...
 
     def start_grammar(self, kind: str, text: str) -> str | None:
         """Compile a grammar in the background, and keep it until a step releases it. Returns ``grammar_state``."""
@@ -47,7 +46,6 @@ class WorkerProtocol(Protocol):
 
     def close(self) -> None:
         """Give back what the rank holds."""
-        ...
 
 
 WorkerFactory = Callable[[EngineConfig, int], WorkerProtocol]

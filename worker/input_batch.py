@@ -28,7 +28,8 @@ class StepInputs:
     sampling_slots: np.ndarray
     """int64 [S]: slots that draw a token, in row order."""
     sampling_tokens: torch.Tensor | None
-    """int64 [S]: their places in the flat batch; None: the whole batch, in order."""
+    """int64 [S]: their places in the flat batch; None: the whole batch, in order. Where none draws, one of no meaning:
+    no operator is made for no rows at all."""
     draw_positions: torch.Tensor
     """int64 [S]: the position of the token that each one draws."""
 
@@ -112,11 +113,12 @@ class InputBatch:
         input_ids = torch.cat((decoded, self._tensor(prompt.astype(np.int64))))
         draws = np.ones(len(slots), dtype=bool)
         draws[len(decodes) :] = [chunk.samples for chunk in chunks]
+        ends = layout.query_start_loc[1:][draws].astype(np.int64)
         return StepInputs(
             layout=layout,
             input_ids=input_ids,
             sampling_slots=slots[draws],
-            sampling_tokens=self._tensor(layout.query_start_loc[1:][draws].astype(np.int64) - 1),
+            sampling_tokens=self._tensor(ends - 1 if len(ends) else np.zeros(1, dtype=np.int64)),
             draw_positions=self._tensor(seq_lens[draws]),
         )
 

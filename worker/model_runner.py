@@ -67,10 +67,11 @@ class ModelRunner:
             drawn = self._draw(*self._decodes.run(slots), slots)
             return PendingOutput(output.step, drawn, [], self._device, self._failures).wait
         step = self._inputs.advance(output.chunks)
-        hidden = self._hidden_states(step)
+        every = bool(self._wants_prompt_logprobs) or self._pooling.active
+        hidden = self._hidden_states(step, every)
         drawn = None
         if len(step.sampling_slots):
-            states = hidden if step.sampling_tokens is None else hidden[step.sampling_tokens]
+            states = hidden[step.sampling_tokens] if every and step.sampling_tokens is not None else hidden
             drawn = self._draw(self._model.raw_logits(states), step.draw_positions, step.sampling_slots)
         scores = self._prompt_logprobs(hidden, step, output) if self._wants_prompt_logprobs else []
         pooled = None
@@ -122,13 +123,14 @@ class ModelRunner:
             self._compiled.release(spec)
         self._inputs.apply(output)
 
-    def _hidden_states(self, step: StepInputs) -> torch.Tensor:
-        """[T, hidden] of all tokens of a step."""
-        hidden = None if self._prompts is None else self._prompts.run(step)
+    def _hidden_states(self, step: StepInputs, every: bool) -> torch.Tensor:
+        """[S, hidden] of the tokens of a step that a draw follows, or of ``every`` token."""
+        wanted = None if every else step.sampling_tokens
+        hidden = None if self._prompts is None else self._prompts.run(step, wanted)
         if hidden is not None:
             return hidden
         plan = self._attention.plan(step.layout)
-        return self._model.forward(step.input_ids, step.layout.positions, self._attention, plan)
+        return self._model.forward(step.input_ids, step.layout.positions, self._attention, plan, wanted)
 
     def _draw(self, logits: torch.Tensor, positions: torch.Tensor, slots: np.ndarray) -> SamplerOutput:
         """Draw a token for each of ``slots`` from logits [S, V]; ``positions`` are those of the tokens drawn."""

@@ -36,8 +36,7 @@ def most_tokens(config: EngineConfig) -> int:
 
 
 class PromptGraphs:
-    """Recorded steps, each for a number of tokens and of chunks: one of the largest at once, all others when they are
-    first needed."""
+    """Recorded steps, each for a number of tokens and of chunks, and for the states of some tokens or of every one."""
 
     def __init__(
         self, config: EngineConfig, model: CausalLM, attention: FusedAttentionBackend, pool: GraphPool
@@ -57,10 +56,12 @@ class PromptGraphs:
         self._numbers = torch.zeros((3, self._stride), dtype=torch.int32, device=device)
         """Lengths of the rows that decode, lengths of those that are chunks, and where in the batch chunks begin."""
         width = -(-self._max_seq_len // config.cache.block_size)
+        self._wanted = torch.zeros(self._rows, dtype=torch.int64, device=device)
+        """Places of the tokens whose states are wanted; 0 beyond them."""
         self._block_tables = torch.zeros((2, self._rows, width), dtype=torch.int32, device=device)
         """Of rows that decode, and of chunks."""
         self._hidden = torch.zeros((most, config.model.hidden_size), dtype=model.embedding.weight.dtype, device=device)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
         self._full = False
 
     def shape_for(self, tokens: int, chunks: int) -> tuple[int, int]:
@@ -68,14 +69,21 @@ class PromptGraphs:
         size = next(size for size in self.sizes if size >= tokens)
         return size, min(FEW_CHUNKS if chunks <= FEW_CHUNKS else self._rows, self._rows, size)
 
-    def capture(self, size: int, chunks: int) -> None:
+    def capture_largest(self) -> None:
+        """Record those of the most tokens, which every crowd of requests needs; all others when they first come."""
+        for shape in {self.shape_for(self.sizes[-1], chunks): None for chunks in (self._rows, 1)}:
+            self.capture(*shape, False)
+
+    def capture(self, size: int, chunks: int, every: bool) -> None:
         """Record steps of ``size`` tokens with so many chunks, first one of the most: the others use its memory."""
         self._numbers.zero_()  # nothing is to be done when it is run
         self._slot_mapping.fill_(-1)
-        self._graphs[size, chunks], _ = self._pool.capture(lambda: self.forward(size, chunks))
+        self._wanted.zero_()  # those of a larger step would lie outside
+        self._graphs[size, chunks, every], _ = self._pool.capture(lambda: self.forward(size, chunks, every))
 
-    def forward(self, size: int, chunks: int) -> torch.Tensor:
-        """Hidden states [size, N] of the first ``size`` tokens of the buffers, in one that all recordings share."""
+    def forward(self, size: int, chunks: int, every: bool) -> torch.Tensor:
+        """Hidden states of ``every`` one of the first ``size`` tokens of the buffers, or of those that are wanted of
+        them, in a buffer that all recordings share."""
         decodes = min(self._rows, size)
         decode_lens, chunk_lens, starts = self._numbers
         decode_table, chunk_table = self._block_tables
@@ -84,26 +92,27 @@ class PromptGraphs:
             DecodeRows(decode_lens[:decodes], decode_table[:decodes]),
             ChunkRows(starts[: chunks + 1], chunk_lens[:chunks], chunk_table[:chunks], size, self._max_seq_len),
         )
-        hidden = self._model.forward(self._input_ids[:size], self._positions[:size], self._attention, plan)
-        return self._hidden[:size].copy_(hidden)
+        wanted = None if every else self._wanted[:decodes]
+        hidden = self._model.forward(self._input_ids[:size], self._positions[:size], self._attention, plan, wanted)
+        return self._hidden[: len(hidden)].copy_(hidden)
 
-    def run(self, step: StepInputs) -> torch.Tensor | None:
-        """Hidden states [T, N] of a step; the next one overwrites them. None if it is not recorded: too large, or
-        first needed when the device's memory was used up."""
+    def run(self, step: StepInputs, wanted: torch.Tensor | None) -> torch.Tensor | None:
+        """Hidden states [S, N] of the ``wanted`` tokens of a step, int64 [S], or of all; the next one overwrites them.
+        None if it is not recorded: too large, or first needed when the device's memory was used up."""
         layout = step.layout
         if layout.num_tokens > self.sizes[-1] or layout.num_rows > self._rows:
             return None
-        shape = self.shape_for(layout.num_tokens, layout.num_rows - layout.num_decodes)
+        shape = (*self.shape_for(layout.num_tokens, layout.num_rows - layout.num_decodes), wanted is None)
         if shape not in self._graphs and not self._record(*shape):
             return None
-        self.fill(step)
+        self.fill(step, wanted)
         self._graphs[shape].replay()
-        return self._hidden[: layout.num_tokens]
+        return self._hidden[: layout.num_tokens if wanted is None else len(wanted)]
 
-    def _record(self, size: int, chunks: int) -> bool:
+    def _record(self, size: int, chunks: int, every: bool) -> bool:
         if not self._full:
             try:
-                self.capture(size, chunks)
+                self.capture(size, chunks, every)
             except torch.OutOfMemoryError:
                 self._full = True
                 logger.warning(
@@ -113,8 +122,11 @@ class PromptGraphs:
                 )
         return not self._full
 
-    def fill(self, step: StepInputs) -> None:
+    def fill(self, step: StepInputs, wanted: torch.Tensor | None) -> None:
         """Put a step into the buffers."""
+        if wanted is not None:
+            self._wanted.zero_()
+            self._wanted[: len(wanted)] = wanted
         layout = step.layout
         tokens, decodes = layout.num_tokens, layout.num_decodes
         chunks, width = layout.num_rows - decodes, layout.block_table.shape[1]

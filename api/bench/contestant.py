@@ -21,7 +21,6 @@ class Contestant(Protocol):
 
     def close(self) -> None:
         """Frees the model."""
-        ...
 
 
 class OctavoContestant:

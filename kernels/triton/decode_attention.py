@@ -1,12 +1,14 @@
 """Attention of rows with one query token each over the paged cache, split along the keys.
 
-Work is a list of items, one per (row, chunk of its keys, KV head), that a fixed number of programs share: each takes
-the next one when it is done with one. Every program works the list out from ``seq_lens`` by itself, so one captured
-grid serves any mix of lengths. The query heads that share a KV head are the rows of one product. Where a row has
-several chunks, the program that finishes the last of them merges the partial results in the order of the chunks,
-whoever that is: results do not depend on the schedule.
+The keys of each row are cut into units, and the units of all rows, one row after the other, into shares, which
+programs take one after the other. Where that gives all of them as much to do, a unit is a whole row, unless it is very
+long, and a share is a unit. Else units are as small as can be, and each program gets as many, whichever row they are
+of. Every program finds the borders from ``seq_lens`` by itself, so one captured grid serves any mix of lengths. The
+query heads that share a KV head are the rows of one product; each KV head has shares of its own, cut alike.
 
-How a row is cut depends on its length and on the ``DecodeTiling``, never on other rows.
+A row that lies in one share is finished there. Of one that does not, each share keeps its part in scratch memory, and
+the program that finishes the last of them adds them up in their order, whoever that is: results do not depend on the
+schedule. In the last bits they do depend on the lengths of the other rows.
 """
 
 from dataclasses import dataclass
@@ -17,10 +19,14 @@ import triton.language as tl
 
 from .device import dot, num_processors, power_of_2
 
-MAX_CHUNKS = 32
-"""Parts that one row's keys are cut into at most."""
+_MOST_PROGRAMS = 5
+"""For each multiprocessor, in any tiling."""
+_CUT = tl.constexpr(4)
+"""Whole rows are cut only where they are longer than one part in so many of what a program has to do."""
+_UNEVEN = tl.constexpr(4)
+"""Tiles that one program may have to do beyond its share: cutting rows to avoid that takes as long."""
 _LOG2_E = 1.4426950408889634
-_MERGED_AT_ONCE = 8
+_MERGED_AT_ONCE = tl.constexpr(8)
 _REGISTERS = 65536
 """Of one multiprocessor, from compute capability 8.0 to 12.0."""
 
@@ -31,39 +37,43 @@ class DecodeTiling:
 
     tile: int
     """Keys in one step of a program's loop."""
-    min_tiles: int
-    """A chunk has at least this many tiles, if the row has as many."""
     warps: int
     stages: int
     programs: int
     """Programs for each multiprocessor."""
+    whole: int = 0
+    """Rows are not cut below so many tiles; 0: they are wherever shares would be uneven."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Memory for partial results, shared by all layers and steps that run one after another."""
+    """Memory for parts of rows, shared by all layers and steps that run one after another.
+
+    A share, N of them at most, keeps the part that it begins with, and the one that it ends with.
+    """
 
     outputs: torch.Tensor
-    """float32 [B, MAX_CHUNKS, H, D], not normalized"""
+    """float32 [N, 2, H, D], not normalized"""
     maxima: torch.Tensor
-    """float32 [B, MAX_CHUNKS, H], scores in powers of two"""
+    """float32 [N, 2, H], scores in powers of two"""
     sums: torch.Tensor
-    """float32 [B, MAX_CHUNKS, H]"""
+    """float32 [N, 2, H]"""
     arrived: torch.Tensor
-    """int32 [B, KH], zero between launches: chunks that are done"""
+    """int32 [B, KH], zero between launches: parts that are done"""
     queue: torch.Tensor
-    """int32 [2], zero between launches: items taken beside each program's first, and programs that are done"""
+    """int32 [2], zero between launches: shares taken beside each program's first, and programs that are done"""
 
     @property
     def max_batch(self) -> int:
-        return self.outputs.shape[0]
+        return self.arrived.shape[0]
 
 
 def allocate_scratch(
     max_batch: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> DecodeScratch:
     """Scratch for batches of up to ``max_batch`` rows (at most ``MAX_BATCH``)."""
-    parts = (max_batch, MAX_CHUNKS, num_heads)
+    shares = max_batch + _CUT.value * (num_processors(device) * _MOST_PROGRAMS // num_kv_heads + 1)
+    parts = (shares, 2, num_heads)
     return DecodeScratch(
         outputs=torch.empty(*parts, head_dim, dtype=torch.float32, device=device),
         maxima=torch.empty(parts, dtype=torch.float32, device=device),
@@ -73,26 +83,25 @@ def allocate_scratch(
     )
 
 
-_BATCH_CLASSES = (32, 256, 1024)
-"""Batches are padded to one of these where the work list is made, so that few kernels are compiled."""
+_BATCH_CLASSES = (1, 32, 256, 1024)
+"""Batches are padded to one of these where the borders are found, so that few kernels are compiled."""
 MAX_BATCH = _BATCH_CLASSES[-1]
 
 
-def choose_tiling(batch: int, head_dim: int, itemsize: int, invariant: bool = False) -> DecodeTiling:
-    """The tiling for a batch of this size, for elements of ``itemsize`` bytes.
+_TILINGS = ((32, 2, 0), (96, 4, 0), (128, 3, 48), (MAX_BATCH, 4, 48))
+"""Most rows, programs and the least of a whole row, for 16 bits: measured on an H200 (tests/gpu/kernel_bench.py).
 
-    With ``invariant`` the cut of a row does not depend on the size of the batch either.
-    """
+Few programs are quicker where they have to wait for each other. Beyond 96 rows, programs that take one row after the
+other get done at about the same time without any cuts.
+"""
+
+
+def choose_tiling(batch: int, itemsize: int) -> DecodeTiling:
+    """The tiling for a batch of this size, for elements of ``itemsize`` bytes."""
+    programs, whole = next((programs, whole) for rows, programs, whole in _TILINGS if batch <= rows)
     if itemsize > 2:
-        return DecodeTiling(tile=32, min_tiles=8, warps=4, stages=2, programs=2)
-    # Measured on an H200 (tests/gpu/kernel_bench.py). Few rows need more chunks to give every processor one, many rows
-    # only lose by merging them: 64 rows of 1088 keys take 74 us whole and 83 in two chunks each, 256 rows 268 and 289.
-    # Rows of unequal length are 3 % quicker in four programs of four warps to a processor than in five of two.
-    if invariant or batch > 32:
-        return DecodeTiling(tile=32, min_tiles=48, warps=4, stages=3, programs=4)
-    if batch > 4:
-        return DecodeTiling(tile=32, min_tiles=8, warps=2, stages=3, programs=5)
-    return DecodeTiling(tile=32, min_tiles=4, warps=4, stages=4, programs=4)
+        return DecodeTiling(tile=32, warps=4, stages=2, programs=2, whole=whole)
+    return DecodeTiling(tile=32, warps=4, stages=3, programs=programs, whole=whole)
 
 
 def decode_attention(
@@ -111,7 +120,7 @@ def decode_attention(
 
     ``key_cache`` and ``value_cache`` are [num_blocks, block_size, KH, D], contiguous but for the stride of a block;
     block_size is a power of two, 16 or more. ``block_table`` int32 [B, max_blocks] and ``seq_lens`` int32 [B] are read
-    on the device; entries of the table past a row's length are not used. A row of length 0 gives zeros. With a
+    on the device; entries of the table past a row's length are not used. A row of length 0 is left as it is. With a
     ``window`` a row sees its last ``window`` keys only. B is at most ``scratch.max_batch``. Heads and dims of query
     and out are contiguous, rows may be strided.
     """
@@ -121,18 +130,17 @@ def decode_attention(
         raise ValueError(
             f"a batch of {batch} rows; the scratch memory is for {scratch.max_batch} and {MAX_BATCH} is most"
         )
-    if tiling is None:
-        tiling = choose_tiling(batch, head_dim, key_cache.element_size())
+    tiling = tiling or choose_tiling(batch, key_cache.element_size())
     group = num_heads // num_kv_heads
-    programs = min(batch * MAX_CHUNKS * num_kv_heads, num_processors(query.device) * tiling.programs)
-    _decode_attention_kernel[(programs,)](
+    groups = max(1, num_processors(query.device) * tiling.programs // num_kv_heads)  # each with a program for each head
+    _decode_attention_kernel[(groups * num_kv_heads,)](
         query, key_cache, value_cache, block_table, seq_lens, out, scratch.outputs, scratch.maxima, scratch.sums,
         scratch.arrived, scratch.queue, query.stride(0), out.stride(0), key_cache.stride(0), block_table.stride(0),
-        batch, window or 0, tiling.min_tiles, scale * _LOG2_E,
+        batch, window or 0, tiling.whole, scale * _LOG2_E,
         KV_HEADS=num_kv_heads, GROUP=group, ROWS=max(16, power_of_2(group)), HEAD_DIM=head_dim,
         DIM_PAD=max(16, power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tile,
-        MOST_CHUNKS=MAX_CHUNKS, BATCH_PAD=next(size for size in _BATCH_CLASSES if size >= batch),
-        STEP=_MERGED_AT_ONCE, num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=_registers(tiling),
+        BATCH_PAD=next(size for size in _BATCH_CLASSES if size >= batch),
+        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=_registers(tiling),
     )  # fmt: skip
     return out
 
@@ -143,15 +151,10 @@ def _registers(tiling: DecodeTiling) -> int:
 
 
 @triton.jit
-def _cut_row(
-    length: tl.tensor, window: tl.tensor, min_tiles: tl.tensor, TILE: tl.constexpr, MOST_CHUNKS: tl.constexpr
-) -> tl.tensor:
-    """First tile that is seen, tiles per chunk, and chunks: at least one, none of them empty unless length is 0."""
+def _tiles_seen(length: tl.tensor, window: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
+    """The first tile that a row sees, and how many it does; none, if it is empty."""
     first = tl.where(window > 0, tl.maximum(length - window, 0) // TILE, 0)
-    tiles = tl.maximum((length + TILE - 1) // TILE - first, 1)
-    most = tl.maximum((tiles + MOST_CHUNKS - 1) // MOST_CHUNKS, min_tiles)
-    chunks = (tiles + most - 1) // most
-    return first, (tiles + chunks - 1) // chunks, chunks
+    return first, tl.cdiv(length, TILE) - first
 
 
 @triton.jit
@@ -182,7 +185,7 @@ def _load_blocks(
 
 
 @triton.jit
-def _attend_chunk(
+def _attend_tiles(
     query: tl.tensor, key_cache: tl.tensor, value_cache: tl.tensor, table_row: tl.tensor, first_tile: tl.tensor,
     last_tile: tl.tensor, begin: tl.tensor, length: tl.tensor, block_stride: tl.tensor, kv_head: tl.tensor,
     scale_log2: tl.tensor,
@@ -221,42 +224,42 @@ def _attend_chunk(
 
 
 @triton.jit
-def _merge_chunks(
-    part_out: tl.tensor, part_max: tl.tensor, part_sum: tl.tensor, out: tl.tensor, row: tl.tensor,
-    kv_head: tl.tensor, count: tl.tensor,
+def _merge_parts(
+    part_out: tl.tensor, part_max: tl.tensor, part_sum: tl.tensor, out: tl.tensor, kv_head: tl.tensor,
+    share: tl.tensor, count: tl.tensor, first_place: tl.tensor,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    MOST_CHUNKS: tl.constexpr, STEP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write the output of one row and KV head to ``out`` (the row's), from its ``count`` partial results.
+    """Write the output of one row and KV head to ``out`` (the row's), from its parts in ``count`` shares from ``share``
+    on, the first of them in that share's ``first_place``.
 
     They are read past the first-level cache (.cg), which may hold what lay there before.
     """
     GROUP_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
-    HEADS: tl.constexpr = KV_HEADS * GROUP
     heads = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
-    every = tl.arange(0, MOST_CHUNKS)
-    first = row.to(tl.int64) * MOST_CHUNKS * HEADS + kv_head * GROUP
-    at = first + every[:, None] * HEADS + heads[None, :]
-    live = (every < count)[:, None] & (heads < GROUP)[None, :]
-    maxima = tl.load(part_max + at, mask=live, other=float("-inf"), cache_modifier=".cg")
-    top = tl.max(maxima, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    sums = tl.load(part_sum + at, mask=live, other=0.0, cache_modifier=".cg")
-    total = tl.sum(tl.exp2(maxima - top[None, :]) * sums, 0)
     acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
-    for start in tl.range(0, count, STEP):
-        some = start + tl.arange(0, STEP)
-        part = first + some[:, None] * HEADS + heads[None, :]
+    top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    for start in tl.range(0, count, _MERGED_AT_ONCE):
+        some = start + tl.arange(0, _MERGED_AT_ONCE)
+        place = (share + some) * 2 + tl.where(some == 0, first_place, 0)
+        at = place[:, None] * (KV_HEADS * GROUP) + kv_head * GROUP + heads[None, :]
         here = (some < count)[:, None] & (heads < GROUP)[None, :]
-        shares = tl.exp2(tl.load(part_max + part, mask=here, other=float("-inf"), cache_modifier=".cg") - top[None, :])
+        maxima = tl.load(part_max + at, mask=here, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(part_sum + at, mask=here, other=0.0, cache_modifier=".cg")
         outputs = tl.load(
-            part_out + (part * HEAD_DIM)[:, :, None] + dims[None, None, :],
+            part_out + (at * HEAD_DIM)[:, :, None] + dims[None, None, :],
             mask=here[:, :, None] & (dims < HEAD_DIM)[None, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        acc += tl.sum(outputs * shares[:, :, None], 0)
+        new_top = tl.maximum(top, tl.max(maxima, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        decay = tl.exp2(top - base)
+        weights = tl.exp2(maxima - base[None, :])
+        total = total * decay + tl.sum(weights * sums, 0)
+        acc = acc * decay[:, None] + tl.sum(outputs * weights[:, :, None], 0)
+        top = new_top
     total = tl.where(total == 0.0, 1.0, total)
     at_out = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
     mask = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
@@ -264,48 +267,48 @@ def _merge_chunks(
 
 
 @triton.jit
-def _attend_item(
+def _attend_piece(
     query: tl.tensor, key_cache: tl.tensor, value_cache: tl.tensor, table_row: tl.tensor, out: tl.tensor,
-    part_out: tl.tensor, part_max: tl.tensor, part_sum: tl.tensor, arrived: tl.tensor, block_stride: tl.tensor,
-    row: tl.tensor, chunk: tl.tensor, kv_head: tl.tensor, length: tl.tensor, window: tl.tensor,
-    min_tiles: tl.tensor, scale_log2: tl.tensor,
+    part_out: tl.tensor, part_max: tl.tensor, part_sum: tl.tensor, counter: tl.tensor, block_stride: tl.tensor,
+    kv_head: tl.tensor, start: tl.tensor, stop: tl.tensor, length: tl.tensor, window: tl.tensor, unit: tl.tensor,
+    row_start: tl.tensor, row_end: tl.tensor, size: tl.tensor, scale_log2: tl.tensor,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MOST_CHUNKS: tl.constexpr, STEP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One chunk of one row and KV head; ``query`` and ``out`` point to the row."""
+    """The tiles ``start:stop`` of one row and KV head, which are ``unit`` and more of the row's ``row_start:row_end``,
+    in shares of ``size`` units. ``query`` and ``out`` point to the row."""
     heads = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
     mask = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     at_head = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(query + at_head, mask=mask, other=0.0)
-    first, per_chunk, chunks = _cut_row(length, window, min_tiles, TILE, MOST_CHUNKS)
-    start = first + chunk * per_chunk
-    stop = tl.minimum(start + per_chunk, (length + TILE - 1) // TILE)
     begin = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    acc, top, sums = _attend_chunk(
+    acc, top, sums = _attend_tiles(
         q, key_cache, value_cache, table_row, start, stop, begin, length, block_stride, kv_head, scale_log2,
         KV_HEADS, ROWS, HEAD_DIM, DIM_PAD, BLOCK_SIZE, TILE,
     )  # fmt: skip
-    if chunks == 1:
+    share, first_share = unit // size, row_start // size
+    parts = (row_end - 1) // size - first_share + 1
+    if parts == 1:
         sums = tl.where(sums == 0.0, 1.0, sums)
         tl.store(out + at_head, (acc / sums[:, None]).to(out.dtype.element_ty), mask=mask)
     else:
-        at = (row.to(tl.int64) * MOST_CHUNKS + chunk) * (KV_HEADS * GROUP) + kv_head * GROUP + heads
+        at = (share * 2 + (unit > share * size).to(tl.int32)) * (KV_HEADS * GROUP) + kv_head * GROUP + heads
         tl.store(part_max + at, top, mask=heads < GROUP)
         tl.store(part_sum + at, sums, mask=heads < GROUP)
         tl.store(part_out + (at * HEAD_DIM)[:, None] + dims[None, :], acc, mask=mask)
         # One thread counts for all: what the others wrote must come before, and is then released along.
         tl.debug_barrier()
-        counter = arrived + row * KV_HEADS + kv_head
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == chunks - 1:
-            _merge_chunks(
-                part_out, part_max, part_sum, out, row, kv_head, chunks,
-                KV_HEADS, GROUP, HEAD_DIM, DIM_PAD, MOST_CHUNKS, STEP,
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1:
+            _merge_parts(
+                part_out, part_max, part_sum, out, kv_head, first_share, parts,
+                (row_start > first_share * size).to(tl.int32),
+                KV_HEADS, GROUP, HEAD_DIM, DIM_PAD,
             )  # fmt: skip
             tl.store(counter, 0)
 
 
-_VARYING = ("table_stride", "batch", "window", "min_tiles")
+_VARYING = ("table_stride", "batch", "window", "whole")
 _SLICED = ("block_table", "seq_lens")
 
 
@@ -314,34 +317,54 @@ def _decode_attention_kernel(
     query: tl.tensor, key_cache: tl.tensor, value_cache: tl.tensor, block_table: tl.tensor, seq_lens: tl.tensor,
     out: tl.tensor, part_out: tl.tensor, part_max: tl.tensor, part_sum: tl.tensor, arrived: tl.tensor,
     queue: tl.tensor, q_stride: tl.tensor, out_stride: tl.tensor, block_stride: tl.tensor, table_stride: tl.tensor,
-    batch: tl.tensor, window: tl.tensor, min_tiles: tl.tensor, scale_log2: tl.tensor,
+    batch: tl.tensor, window: tl.tensor, whole: tl.tensor, scale_log2: tl.tensor,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MOST_CHUNKS: tl.constexpr, BATCH_PAD: tl.constexpr,
-    STEP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, BATCH_PAD: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.arange(0, BATCH_PAD)
     lengths = tl.load(seq_lens + rows, mask=rows < batch, other=0)
-    _first, _per_chunk, chunks = _cut_row(lengths, window, min_tiles, TILE, MOST_CHUNKS)
-    chunks = tl.where(rows < batch, chunks, 0)
-    ends = tl.cumsum(chunks, 0)
-    items = tl.sum(chunks, 0) * KV_HEADS
-    programs = tl.num_programs(0)
+    _first, tiles = _tiles_seen(lengths, window, TILE)  # none, where there is no row
+    programs, groups = tl.num_programs(0), tl.num_programs(0) // KV_HEADS
+    longest, everything = tl.max(tiles, 0), tl.sum(tiles, 0)
+    even = tl.cdiv(everything, groups)
+    most, size = 1, 1  # tiles of a unit, units of a share
+    if whole > 0:
+        most = tl.maximum(tl.cdiv(everything, _CUT * groups), whole)
+    elif (batch <= groups) & (longest <= even + _UNEVEN):
+        most = tl.maximum(longest, 1)
+    else:
+        # With half as many parts as a share has tiles, a row takes about as long to add up as to attend to.
+        size = tl.maximum(tl.maximum(even, tl.sqrt(longest * 0.5).to(tl.int32)), 1)
+    ends = tl.cumsum(tl.cdiv(tiles, most), 0)
+    total = tl.max(ends, 0)
+    items = tl.cdiv(total, size) * KV_HEADS
     item = tl.program_id(0)
     while item < items:
         following = items
         if items > programs:
             following = programs + tl.atomic_add(queue, 1, sem="relaxed")
-        # Heads of one chunk are neighbours in the list: their keys lie side by side in memory.
-        index = item // KV_HEADS
-        before = ends <= index
-        row = tl.sum(before.to(tl.int32), 0)
-        chunk = index - tl.max(tl.where(before, ends, 0), 0)
-        _attend_item(
-            query + row.to(tl.int64) * q_stride, key_cache, value_cache, block_table + row.to(tl.int64) * table_stride,
-            out + row.to(tl.int64) * out_stride, part_out, part_max, part_sum, arrived, block_stride,
-            row, chunk, item % KV_HEADS, tl.load(seq_lens + row), window, min_tiles, scale_log2,
-            KV_HEADS, GROUP, ROWS, HEAD_DIM, DIM_PAD, BLOCK_SIZE, TILE, MOST_CHUNKS, STEP,
-        )  # fmt: skip
+        # Heads of one share are neighbours in the list: their keys lie side by side in memory.
+        share, kv_head = item // KV_HEADS, item % KV_HEADS
+        unit, stop = share * size, tl.minimum((share + 1) * size, total)
+        while unit < stop:
+            before = ends <= unit
+            row = tl.sum(before.to(tl.int32), 0)
+            row_start = tl.max(tl.where(before, ends, 0), 0)
+            length = tl.load(seq_lens + row)
+            first, count = _tiles_seen(length, window, TILE)
+            units = tl.cdiv(count, most)
+            per_unit = tl.cdiv(count, units)
+            row_end = row_start + units
+            _attend_piece(
+                query + row.to(tl.int64) * q_stride, key_cache, value_cache,
+                block_table + row.to(tl.int64) * table_stride, out + row.to(tl.int64) * out_stride,
+                part_out, part_max, part_sum, arrived + row * KV_HEADS + kv_head, block_stride, kv_head,
+                first + (unit - row_start) * per_unit,
+                first + tl.minimum((tl.minimum(row_end, stop) - row_start) * per_unit, count),
+                length, window, unit, row_start, row_end, size, scale_log2,
+                KV_HEADS, GROUP, ROWS, HEAD_DIM, DIM_PAD, BLOCK_SIZE, TILE,
+            )  # fmt: skip
+            unit = row_end
         item = following
     # In two conditions: Triton's "and" evaluates both of its sides.
     if items > programs:

@@ -41,13 +41,13 @@ def _seed() -> None:
 @pytest.mark.parametrize(
     ("lengths", "shape", "window", "tiling"),
     [
-        ([0, 1, 17, 70, 200], Heads(4, 2, 16, 16), None, decode.DecodeTiling(16, 1, 4, 2, 2)),
-        ([33, 130, 5], Heads(3, 1, 24, 32), 40, decode.DecodeTiling(32, 1, 4, 2, 2)),
-        ([100, 64], Heads(8, 8, 32, 128), None, decode.DecodeTiling(32, 2, 4, 2, 2)),
-        ([1100, 3], Heads(20, 1, 16, 64), None, decode.DecodeTiling(32, 1, 4, 2, 2)),
+        ([0, 1, 17, 70, 200], Heads(4, 2, 16, 16), None, decode.DecodeTiling(16, 4, 2, 2)),
+        ([33, 130, 5], Heads(3, 1, 24, 32), 40, decode.DecodeTiling(32, 4, 2, 2, 1)),
+        ([100, 64], Heads(8, 8, 32, 128), None, decode.DecodeTiling(32, 4, 2, 2, 2)),
+        ([1100, 3], Heads(20, 1, 16, 64), None, decode.DecodeTiling(32, 4, 2, 5)),
         ([90, 31], Heads(2, 1, 16, 16), None, None),
     ],
-    ids=["several chunks", "window", "no grouping", "more chunks than are merged at once", "default tiling"],
+    ids=["even shares", "rows cut, window", "no grouping", "more parts than are merged at once", "whole rows"],
 )
 def test_decode_attention_equals_the_reference(
     lengths: list[int],

@@ -54,12 +54,12 @@ def decode_checks() -> dict[str, Check]:
 
 
 DECODE_TILINGS = [
-    decode.DecodeTiling(64, 4, 4, 3, 3),
-    decode.DecodeTiling(64, 4, 4, 4, 2),
-    decode.DecodeTiling(32, 4, 4, 4, 4),
-    decode.DecodeTiling(32, 4, 2, 4, 4),
-    decode.DecodeTiling(32, 4, 2, 3, 5),
-    decode.DecodeTiling(128, 4, 8, 3, 1),
+    decode.DecodeTiling(64, 4, 3, 3),
+    decode.DecodeTiling(64, 4, 4, 2, 4),
+    decode.DecodeTiling(32, 4, 4, 4),
+    decode.DecodeTiling(32, 2, 4, 4, 4),
+    decode.DecodeTiling(32, 2, 3, 5),
+    decode.DecodeTiling(128, 8, 3, 1, 4),
 ]
 """Pipelines worth measuring; the smallest chunk, the second number, is varied beside."""
 
@@ -83,7 +83,8 @@ def check_captured_decode() -> None:
         case.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         out.fill_(math.nan)
         graph.replay()
-        cases.close(out, cases.reference(case, 0.1, None), cases.TOLERANCE[BF16], f"replayed with {lengths}")
+        right = cases.reference(case, 0.1, None)
+        cases.close_where_used(case, out, right, cases.TOLERANCE[BF16], f"replayed with {lengths}")
 
 
 def check_repeated_decode() -> None:
@@ -96,7 +97,7 @@ def check_repeated_decode() -> None:
         out = torch.full_like(case.query, math.nan)
         decode.decode_attention(case.query, *caches, case.block_table, case.seq_lens, out, scratch, 0.1)
         first = out if first is None else first
-        assert torch.equal(out, first), "results change from run to run: a race"
+        assert torch.equal(out.nan_to_num(), first.nan_to_num()), "results change from run to run: a race"
 
 
 def prompt_checks() -> dict[str, Check]:

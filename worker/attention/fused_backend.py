@@ -19,7 +19,7 @@ time for every chunk that there is room for, an empty one too."""
 
 @dataclass(slots=True)
 class DecodeRows:
-    """Rows whose query is one token: row r's is token r. A row of length 0 is no row; its output is 0."""
+    """Rows whose query is one token: row r's is token r. A row of length 0 is no row; its output is left as it is."""
 
     seq_lens: torch.Tensor
     """int32 [R]"""

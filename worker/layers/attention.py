@@ -64,15 +64,16 @@ class Attention:
         attention: AttentionBackend,
         plan: AttentionPlan,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend over ``norm(residual + change)``. Returns what is to be added to the residual stream, and the stream
-        with ``change`` (None in the first layer) in it; all [T, hidden]."""
+        """Attend over ``norm(residual + change)``. Returns the heads' mixtures [T, H * D], from which ``out`` makes
+        what is to be added to the residual stream, and the stream [T, hidden] with ``change`` (None in the first
+        layer) in it."""
         if change is None:
             qkv = self.qkv(norm(residual))
         else:
             qkv, residual = self.qkv.operator.normed(change, residual, norm)
         heads = qkv.view(qkv.shape[0], -1, self._head_dim)  # [T, H + 2 KH, D]
         mixed = attention.forward(self._layer, heads, self._num_kv_heads, self._norm, rotation, plan)
-        return self.out(mixed), residual
+        return mixed, residual
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The checkpoint tensors under ``prefix``, which ends with a dot."""

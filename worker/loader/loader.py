@@ -45,7 +45,6 @@ class Loadable(Protocol):
 
     def finish_loading(self, method: LinearMethod) -> None:
         """Turn the filled weights into operators."""
-        ...
 
 
 M = TypeVar("M", bound=Loadable)

@@ -92,15 +92,26 @@ class CausalLM(ABC):
         """What this architecture's attention has: biases, head norms."""
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend, plan: AttentionPlan
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        plan: AttentionPlan,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalized hidden states [T, hidden] of the tokens ``input_ids`` at ``positions``, both int64 [T]."""
+        """Normalized hidden states [S, hidden] of the tokens ``input_ids`` at ``positions``, both int64 [T].
+
+        Of all tokens, or of those whose places are ``wanted``, int64 [S]: behind the last layer's attention nobody
+        needs the others.
+        """
         residual = self.embedding(input_ids)
         rotation = attention.rotation(self.rotary, positions)
         change: torch.Tensor | None = None  # what the layer before adds to the residual stream
         for layer in self.layers:
-            change, residual = layer.attention(change, residual, layer.attention_norm, rotation, attention, plan)
-            change, residual = layer.mlp(change, residual, layer.mlp_norm)
+            mixed, residual = layer.attention(change, residual, layer.attention_norm, rotation, attention, plan)
+            if wanted is not None and layer is self.layers[-1]:
+                mixed, residual = mixed[wanted], residual[wanted]
+            change, residual = layer.mlp(layer.attention.out(mixed), residual, layer.mlp_norm)
         return self.norm(residual) if change is None else self.norm.add(change, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
