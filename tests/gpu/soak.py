@@ -49,7 +49,7 @@ def device_megabytes() -> int:
 
 
 def random_params(chance: random.Random) -> SamplingParams:
-    """Greedy, plain, filtered, penalized, with log probabilities."""
+    """Greedy, plain, filtered, penalized, with log probabilities; now and then those of the prompt, too."""
     kind = chance.randrange(5)
     common = {"max_tokens": chance.randint(1, 400), "ignore_eos": True, "detokenize": False}
     extra: dict[str, object] = [
@@ -59,6 +59,8 @@ def random_params(chance: random.Random) -> SamplingParams:
         {"temperature": 0.7, "repetition_penalty": 1.2, "presence_penalty": 0.5},
         {"temperature": 1.0, "logprobs": 3, "min_p": 0.05},
     ][kind]
+    if chance.random() < 0.02:
+        extra["prompt_logprobs"] = 1  # needs the states of every token of a step
     return SamplingParams(output_kind=RequestOutputKind.DELTA, **common, **extra)  # pyright: ignore[reportArgumentType]
 
 
