@@ -260,7 +260,7 @@ def test_a_call_that_is_interrupted_while_it_hands_in_requests_leaves_nothing(
 
 def test_a_batch_goes_on_when_its_engine_is_killed(checkpoint: Path) -> None:
     prompts = [[5, 6, 7 + index] for index in range(12)]
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=200, ignore_eos=True)
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=120, ignore_eos=True)
     before = set(children())
     with LLM(str(checkpoint), max_num_seqs=4, **SETTINGS) as llm:
         right = ids_of(generate(llm, prompts, params))

@@ -196,7 +196,7 @@ def test_the_chosen_token_and_so_many_alternatives_as_were_asked_for(
 ) -> None:
     asked = {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2}
     outside = 0
-    for seed in range(1, 11):
+    for seed in range(1, 5):
         fields = {"temperature": 2, "seed": seed, "max_tokens": 20, "return_token_ids": True, **asked}
         answer = plain(http, path, **fields)
         (choice,) = answer["choices"]
@@ -218,7 +218,7 @@ def test_the_chosen_token_and_so_many_alternatives_as_were_asked_for(
                 assert best[token] == value and len(best) in (2, 3)
                 outside += len(best) == 3
         assert told == pytest.approx(truth, abs=1e-3)
-    assert outside > 6
+    assert outside > 2
     limits = [{"logprobs": True, "top_logprobs": 21}, {"logprobs": True, "top_logprobs": -1}]
     for wrong in limits if path == CHAT else [{"logprobs": 21}, {"logprobs": -1}]:
         check_error(post(http, path, wrong), 400, [*wrong][-1])
@@ -249,7 +249,7 @@ def test_a_seeded_answer_is_the_same_alone_and_among_others(http: httpx.Client) 
     neighbour = {"prompt": "Tell me", "temperature": 1.1, "max_tokens": 12, "ignore_eos": True}
     others = []
     with ThreadPoolExecutor(5) as pool:
-        for _ in range(10):
+        for _ in range(4):
             beside = [pool.submit(plain, http, COMPLETIONS, **neighbour) for _ in range(4)]
             assert plain(http, COMPLETIONS, **seeded)["choices"][0]["text"] == alone
             others += [answer.result()["choices"][0]["text"] for answer in beside]

@@ -41,6 +41,7 @@ def decode_checks() -> dict[str, Check]:
         "no grouping, dim 80": partial(check, mixed_lengths(14), Heads(4, 4, 80, 64), BF16, GPU),
         "group of 12": partial(check, mixed_lengths(14), Heads(24, 2, 128, 64), BF16, GPU),
         "one long row": partial(check, [32000], Heads(*LLAMA, 128), BF16, GPU),
+        "110 rows": partial(check, [13 * i + 1 for i in range(110)], Heads(*LLAMA, 16), BF16, GPU),
         "300 rows": partial(check, [7 * i + 1 for i in range(300)], Heads(*QWEN, 16), BF16, GPU),
         # 140000 blocks of 16 tokens, 8 heads and 128 elements are more than 2**31 elements
         "large pool": partial(check, [100, 700, 3000], Heads(*LLAMA, 16), BF16, GPU, None, None, 140_000),
@@ -61,7 +62,7 @@ DECODE_TILINGS = [
     decode.DecodeTiling(32, 2, 3, 5),
     decode.DecodeTiling(128, 8, 3, 1, 4),
 ]
-"""Pipelines worth measuring; the smallest chunk, the second number, is varied beside."""
+"""Pipelines worth measuring; how rows are cut, the last number, is varied beside."""
 
 
 def check_captured_decode() -> None:

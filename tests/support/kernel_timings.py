@@ -70,22 +70,23 @@ def decode_timing(name: str, lengths: list[int], heads: int, block: int, dim: in
 
     variants: dict[str, Call] = {"default": partial(run, None)}
     for tiling in DECODE_TILINGS:
-        for keys in (128, 256, 512, 1024):
-            if keys >= tiling.tile and (keys == 256 or len(lengths) == 1 or keys >= 256):
-                chosen = replace(tiling, min_tiles=keys // tiling.tile)
-                label = f"t{chosen.tile}w{chosen.warps}s{chosen.stages}p{chosen.programs} chunk {keys}"
-                variants[label] = partial(run, chosen)
+        for keys in (0, 512, 1536):
+            chosen = replace(tiling, whole=keys // tiling.tile)
+            label = f"t{chosen.tile}w{chosen.warps}s{chosen.stages}p{chosen.programs} {keys or 'even'}"
+            variants[label] = partial(run, chosen)
     return Timing(f"decode {name} {heads}/{kv_heads} block {block}", variants, copies, moved)
 
 
-def mixed_contexts() -> list[int]:
-    """256 contexts from 100 to 2048, as in the middle of a run with random lengths."""
-    return torch.randint(100, 2048, (256,), generator=torch.Generator().manual_seed(1)).tolist()
+def mixed_contexts(rows: int) -> list[int]:
+    """Contexts from 100 to 2048, as in the middle of a run with random lengths, the longest first."""
+    lengths = torch.randint(100, 2048, (rows,), generator=torch.Generator().manual_seed(1))
+    return lengths.sort(descending=True).values.tolist()
 
 
 def decode_timings() -> Iterator[Maker]:
     shapes = {"256x1024": [1024] * 256, "64x1024": [1024] * 64, "1x512": [512], "16x16384": [16384] * 16}
-    shapes |= {"256 mixed": mixed_contexts(), "1x4096": [4096], "4x1024": [1024] * 4, "16x1024": [1024] * 16}
+    shapes |= {"256 mixed": mixed_contexts(256), "1x4096": [4096], "4x1024": [1024] * 4, "16x1024": [1024] * 16}
+    shapes |= {f"{rows} mixed": mixed_contexts(rows) for rows in (96, 80, 64, 48, 32)}
     shapes |= {"64x4096": [4096] * 64, "1x32000": [32000]}
     for name, lengths in shapes.items():
         yield partial(decode_timing, name, lengths, 32, 128)
