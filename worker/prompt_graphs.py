@@ -69,10 +69,12 @@ class PromptGraphs:
         size = next(size for size in self.sizes if size >= tokens)
         return size, min(FEW_CHUNKS if chunks <= FEW_CHUNKS else self._rows, self._rows, size)
 
-    def capture_largest(self) -> None:
-        """Record those of the most tokens, which every crowd of requests needs; all others when they first come."""
-        for shape in {self.shape_for(self.sizes[-1], chunks): None for chunks in (self._rows, 1)}:
+    def capture_largest(self) -> int:
+        """Record those of the most tokens, which every crowd of requests needs; all others when they first come.
+        Returns how many they are."""
+        for shape in dict.fromkeys(self.shape_for(self.sizes[-1], chunks) for chunks in (self._rows, 1)):
             self.capture(*shape, False)
+        return len(self._graphs)
 
     def capture(self, size: int, chunks: int, every: bool) -> None:
         """Record steps of ``size`` tokens with so many chunks, first one of the most: the others use its memory."""

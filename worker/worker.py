@@ -182,11 +182,11 @@ class Worker:
         began = time.perf_counter()
         pool = GraphPool()
         prompts = PromptGraphs(self._config, self._model, self._attention, pool)
-        prompts.capture_largest()
+        recorded = prompts.capture_largest()
         decodes = DecodeGraphs(self._config, self._model, self._attention, self._runner.mirror, pool)
         decodes.capture()
         self._runner.replay(decodes, prompts)
-        logger.info("recorded %d CUDA graphs in %.2f s", 2 + len(decodes.sizes), time.perf_counter() - began)
+        logger.info("recorded %d CUDA graphs in %.2f s", recorded + len(decodes.sizes), time.perf_counter() - began)
 
     def _warm_up(self) -> None:
         """A prompt and a decode over the null block: operators choose and cache their kernels for these shapes now."""

@@ -78,6 +78,7 @@ def test_every_step_is_that_of_the_launches_one_by_one(tmp_path: Path) -> None:
             plan = backends[0].plan(inputs.layout)
             wanted = model.forward(inputs.input_ids, inputs.layout.positions, backends[0], plan)
             last = inputs.layout.device_query_start_loc[1:].long() - 1
+            # Either kind; where some are wanted, the second step is recorded after a larger one.
             places, right = (None, wanted) if step is STEPS[2] else (last, wanted[last])
             given = graphs.run(inputs, places)
         assert given is not None
@@ -102,15 +103,29 @@ class NoMemory(GraphPool):
         raise torch.OutOfMemoryError("full")
 
 
-def small_graphs(folder: Path, pool: GraphPool) -> PromptGraphs:
+def small_graphs(folder: Path, pool: GraphPool, rows: int = 2) -> PromptGraphs:
     config = engine_config(
         make_checkpoint(folder, head_dim=16, max_position_embeddings=64),
         block_size=BLOCK,
-        max_num_seqs=2,
+        max_num_seqs=rows,
         max_num_batched_tokens=48,
     )
     shape = CacheShape((None,) * config.model.num_layers, 4, 2, 16, BLOCK, torch.float32, CPU)
-    return PromptGraphs(config, load_model(config, CPU), TritonAttentionBackend(shape, 2), pool)
+    return PromptGraphs(config, load_model(config, CPU), TritonAttentionBackend(shape, rows), pool)
+
+
+class Counting(GraphPool):
+    """Records nothing."""
+
+    def capture(self, launches: Callable[[], Any]) -> Any:
+        return SimpleNamespace(), None
+
+
+@pytest.mark.parametrize(("rows", "recorded"), [(2, [(48, 2, False)]), (12, [(48, 12, False), (48, 8, False)])])
+def test_the_largest_are_recorded_at_once_and_none_twice(tmp_path: Path, rows: int, recorded: list[object]) -> None:
+    graphs = small_graphs(tmp_path, Counting(), rows)
+    assert graphs.capture_largest() == len(recorded)
+    assert list(graphs._graphs) == recorded
 
 
 def test_steps_too_large_are_left_to_others(tmp_path: Path) -> None:
